@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Bindings(NamedTuple):
-    """The names of functions of ``torch._C``; "" for one that the backend does not have."""
+    """The names of functions of ``torch._C``; "" for one that the backend lacks."""
 
     stats: str
     reset_peaks: str
@@ -83,7 +83,7 @@ class Backend:
         torch.cuda.synchronize(device)
 
     def is_capturing(self) -> bool:
-        """Return whether the current stream captures a graph: it must not be waited for then."""
+        """Return whether the current stream captures a graph: then it must not be synchronized."""
         import torch
 
         return torch.cuda.is_current_stream_capturing()
@@ -92,7 +92,7 @@ class Backend:
         """Return the free and the total bytes of a device.
 
         Raises:
-            RuntimeError: they are not known.
+            RuntimeError: the backend cannot report them.
         """
         import torch
 

@@ -35,7 +35,7 @@ class BreakdownRow:
     name: str
     nbytes: int
     baseline: int | None = None
-    """bytes in the baseline; None without one, or if it stores too few sites to tell"""
+    """bytes in the baseline; None without one, or if it stores too few sites to determine it"""
     site: Site | None = None
     """the measured site, else the baseline's; None for a category"""
     blocks: int = 0
@@ -76,9 +76,10 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
 
     Sites are matched by file, function, code and category, as line numbers change. If a function
     has one new site of a category and one that is gone, the line was edited, and the two are one
-    site. A site that only one breakdown has counts as zero in the other. But a baseline stores only
-    its largest sites. A site smaller than all of these had zero bytes if its category had no other
-    memory. Otherwise its baseline is unknown, and its row comes last.
+    site. A site that is missing from one breakdown counts as zero there. But a baseline stores only
+    its largest sites. If a site is smaller than all of these, its baseline is zero only if the
+    stored sites make up its whole category. Otherwise its baseline is unknown, and its row comes
+    last.
     """
     if baseline is None:
         return [

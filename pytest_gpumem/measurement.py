@@ -30,7 +30,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class PeakRange:
-    """The ends between which the peaks lie where a library's choice of a workspace is not known."""
+    """Bounds of the peaks if they depend on an unknown choice, such as a workspace's size."""
 
     least: tuple[Peak, ...]
     """one per device"""
@@ -59,7 +59,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The device that a step ran on; where it ran on several, they are alike."""
+    """The device that a step ran on; if it ran on several, they are alike."""
 
     kind: DeviceKind
     name: str
@@ -71,7 +71,7 @@ class DeviceInfo:
     sm_count: int
     """number of streaming multiprocessors; 0 of another accelerator"""
     context: int = 0
-    """bytes of it that the CUDA context uses (from the card's profile; 0 if unknown)"""
+    """bytes of it that the CUDA context uses, from the card's table; 0 if unknown"""
 
     @property
     def is_predicted(self) -> bool:
@@ -126,8 +126,8 @@ class OutOfMemory:
 
 
 PinnedCount = Literal["counted", "by time", "uncounted"]
-"""how reliable the peak of pinned host memory is: it depends on timing if DataLoader's threads pin
-batches ahead; PyTorch counts pinned memory since 2.10"""
+"""how reliable the peak of pinned host memory is: "by time" if DataLoader's threads pin batches
+ahead; "uncounted" before torch 2.10"""
 
 Category = Literal[
     "parameters",
@@ -250,7 +250,7 @@ class Keeper:
 
     @property
     def name(self) -> str:
-        """Only its kind and name, which several tests may share: "local variable best"."""
+        """Its kind and name, which several tests may share: "local variable best"."""
         # Parses for example "the graph of local variable loss of train, train.py:13 (list of 3)".
         head = self.text.partition(" (")[0].partition(",")[0]
         return head.rpartition(" of ")[0] or head
@@ -267,7 +267,7 @@ class ExtraBlocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentRequest:
-    """A request for which the allocator took a new segment, beyond all it had reserved before."""
+    """A request for which the allocator reserved a new segment, exceeding its previous maximum."""
 
     path: str
     """path, line, function and code are as in :class:`Site`"""
@@ -337,7 +337,7 @@ class Holder:
 
     @property
     def names(self) -> str:
-        """The holder, and the others too if no memory is freed when this one alone lets go."""
+        """The holder's name, with the others' if releasing this one alone frees no memory."""
         return " and ".join(
             [self.text, *self.others] if self.shared == self.nbytes else [self.text]
         )
@@ -345,7 +345,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Stayed:
-    """A leak of one device: held after the test, or growing from step to step, in bytes."""
+    """A leak on one device, in bytes: memory held after the test, or growth from step to step."""
 
     device: int
     nbytes: Signed
@@ -369,8 +369,8 @@ class DeviceUse:
     """bytes in use when the step began that PyTorch's allocator had not reserved: CUDA contexts,
     other libraries, other processes"""
     outside: Signed
-    """highest growth of non-PyTorch memory during the step: exact at its end; on the virtual GPU,
-    the maximum was at least this"""
+    """highest growth of non-PyTorch memory during the step: exact at the step's end; on the virtual
+    GPU a lower bound of the maximum"""
     others: Signed = 0
     """memory of other processes when the step ended, as far as known"""
     processes: int = 0
@@ -383,7 +383,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class ServerStart:
-    """What an inference server decided on one device when it started, in bytes."""
+    """An inference server's memory decisions at its start on one device, in bytes."""
 
     server: str
     """name and version: "vLLM 0.33.0" """
@@ -392,36 +392,37 @@ class ServerStart:
     total: int = 0
     """the device's memory, as the server sees it"""
     requested: int = 0
-    """the most that the server allows itself"""
+    """memory that the server allows itself to use"""
     weights: int = 0
     activations: int = 0
     """peak of the server's profiling run, above the weights"""
     outside: int = 0
-    """memory that the server counted outside of these"""
+    """memory that the server counted besides weights and activations"""
     graphs: int = 0
     """memory that the server set aside for CUDA graphs before it sized the cache"""
     graphs_taken: int = 0
-    """memory that capturing the CUDA graphs took"""
+    """memory that capturing the CUDA graphs used"""
     captured: int = 0
     """number of CUDA graphs that it captured"""
     cache: int = 0
     """memory left for the KV cache"""
     needed: int = 0
-    """cache of one request of the declared length"""
+    """KV cache that one request of maximum length needs"""
     tokens: int = 0
     """number of tokens that the cache holds"""
     requests: int = 0
-    """number of requests of the declared length that the cache holds"""
+    """number of requests of maximum length that the cache holds"""
     length: int = 0
     """longest request that the server accepts, in tokens"""
     free: int | None = None
-    """memory of the device that was left at the fullest moment of the start; None if it refused"""
+    """lowest free memory of the device during the start; None if the server refused to start"""
     refusal: str = ""
-    """the error with which it refused to start; "" if it started"""
+    """the error with which the server refused to start; "" if it started"""
     unseen: tuple[int, int] = (0, 0)
-    """least and most memory that a real GPU uses in addition before the cache is sized"""
+    """lower and upper bound of the additional memory that a real GPU uses before the cache is
+    sized"""
     unseen_later: int = 0
-    """most memory that a real GPU uses in addition after that"""
+    """upper bound of the additional memory that a real GPU uses after that"""
 
     @property
     def range(self) -> tuple[int, int]:
@@ -431,12 +432,12 @@ class ServerStart:
 
     @property
     def least_tokens(self) -> int:
-        """The number of tokens that the smallest such cache holds."""
+        """The number of tokens that fit in the lower end of ``range``."""
         return self.tokens * max(self.range[0], 0) // self.cache if self.cache > 0 else 0
 
 
 MIN_INHERITED = 20 << 20
-"""with as many bytes reserved but not allocated, reports say that earlier code reserved them"""
+"""minimum bytes reserved but not allocated for a report to say that earlier code reserved them"""
 
 
 class Fullest:
@@ -522,7 +523,7 @@ class Measurement(Fullest, Hinted):
         return min((start.tokens for start in self.servers), default=None)
 
     def reserved_before(self, device: int) -> int:
-        """Return the bytes reserved before a part began, if the part took no more, else 0."""
+        """Return the bytes reserved before a part began if the part reserved no more, else 0."""
         if len(self.began) <= device or self.out_of_memory is not None:
             return 0
         before, peak = self.began[device].reserved, self.peaks[device]

@@ -1,7 +1,7 @@
 """Declarations of every attribute of PyTorch and other packages that this package replaces.
 
 A patch is declared when our module is imported, which does not import the other package. It lasts
-for a block, or for the process. If a guard of compiled code compares a function,
+for a block, or for the process. If guards of compiled code compare a function's identity,
 :mod:`pytest_gpumem.recording.wrapped_functions` changes the function's code instead.
 """
 
@@ -28,7 +28,7 @@ class Patch:
         Args:
             module: the other package's module that contains them.
             names: the attributes, relative to the module: "compile_fx", "CompiledFxGraph.__call__".
-                The class "*" means each class of the module that defines such a method itself.
+                "*" as the class means every class of the module that defines the method itself.
             reason: a clause that says why.
             versions: versions of the other package that need the patch. Other versions have no such
                 attribute, or the declaring module does not patch it.
@@ -46,7 +46,7 @@ class Patch:
         make: Callable[[Any], Any],
         stack: ExitStack | None = None,
     ) -> bool:
-        """Wrap each attribute in a function; skip those that the module does not have.
+        """Replace each attribute by ``make(original)``; skip those that the module does not have.
 
         Args:
             module: the module of the declaration.

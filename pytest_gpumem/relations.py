@@ -43,7 +43,8 @@ class Relation(NamedTuple):
     name: str
     """one of NAMES"""
     part: str
-    """the other part; BEFORE for the part's own start; "" for none: the limit is ``extra``"""
+    """the other part; BEFORE for the part's own start; "" for neither: ``extra`` alone is the
+    limit"""
     factor: Fraction
     extra: int
     """bytes to add; may be negative"""
@@ -64,7 +65,7 @@ class Relation(NamedTuple):
 
     @property
     def is_limit(self) -> bool:
-        """Whether it is like the marker's limits: an upper limit of a compared peak."""
+        """Whether it limits a peak from above, as the marker's limits do."""
         return not self.is_lower and self.figure in {"allocated", "reserved"}
 
     def limit(self, reference: int) -> int:

@@ -138,7 +138,7 @@ class Tolerance:
     """whether the allowance is the sum of both parts, not the larger one"""
 
     def allowance(self, baseline: int) -> int:
-        """Return the largest difference from ``baseline`` that is no change, in bytes."""
+        """Return the largest difference from ``baseline`` that counts as unchanged, in bytes."""
         part = self.relative  # integers are faster than Fraction, and this is often called
         share = part.numerator * baseline // part.denominator
         return share + self.absolute if self.added else max(share, self.absolute)

@@ -1,4 +1,4 @@
-"""Source lines: which belong to the user, and their names in reports and baselines."""
+"""Source lines: whether they are the user's, and their names in reports and baselines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _LINKED: Final = "__editable__"
 _CACHE_TAG: Final = "CACHEDIR.TAG"
 """file that marks a cache folder (https://bford.info/cachedir/)"""
 _HANDED_ON: Final = re.compile(r"[(,]\s*\*")
-"""an argument like *args; lines without one need not be parsed"""
+"""an argument like *args; only lines with one are parsed"""
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
-"""packages whose lines say nothing about the user's own code"""
+"""packages whose lines do not help to find the user's own code"""
 MAX_CODE_LENGTH: Final = 120
 """maximum number of characters of a line"""
 
@@ -51,7 +51,7 @@ def source_code(filename: str, line: int) -> str:
 def users_line(frame: FrameType | None) -> Line | None:
     """Return the innermost line of user code in a stack; None if there is none.
 
-    A decorator's line that only passes a call on counts only if there is no other.
+    A decorator's line that only forwards the call counts only if there is no other.
     """
     innermost = None
     while frame is not None:

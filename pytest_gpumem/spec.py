@@ -52,7 +52,7 @@ _INHERITED: Final = ("tolerance", "batch_size", "baseline", "devices", "world_si
 
 @dataclass(frozen=True)
 class MemorySpec:
-    """A test's declaration about its GPU memory.
+    """A test's declared limits, batch size and comparison settings.
 
     :func:`spec_from_marks` and :func:`spec_from_call` create it and check the values; the class
     itself does not.

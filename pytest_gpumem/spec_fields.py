@@ -141,7 +141,7 @@ def read_mib_or_zero(name: str, value: object) -> float:
 
 def read_values(name: str, value: object) -> Literal["auto", "full", "off"]:
     """Return which values a virtual GPU computes: "auto", "full" or "off"."""
-    if isinstance(value, str):  # == of another type may do anything (an array's, say)
+    if isinstance(value, str):  # == of another type may do anything, as an array's does
         for choice in _VALUES:
             if str.__str__(value) == choice:
                 return choice

@@ -46,7 +46,7 @@ def clear(error: BaseException | None) -> None:
         if not waits:
             try:
                 frame.clear()
-            except RuntimeError:  # it is running, and still needs its variables and its closure
+            except RuntimeError:  # a running frame still needs its variables and closure
                 del frames[id(frame)]
     for frame in frames.values():
         # Before Python 3.13 f_locals is a copy that the frame keeps once a reader (a debugger, a
@@ -67,7 +67,7 @@ def _cleared_callers(frame: FrameType) -> Iterator[FrameType]:
         if not caller.f_code.co_flags & _SUSPENDABLE:  # clearing a suspended frame would end it
             try:
                 caller.clear()
-            except RuntimeError:  # it is running, and so are its callers
+            except RuntimeError:  # the frame is running, and so are its callers
                 return
             yield caller
         caller = caller.f_back

@@ -57,7 +57,7 @@ def baseline_path(directory: Path, device_key: str, module: str) -> Path:
 
 
 def module_at(directory: Path, path: Path) -> str | None:
-    """Return the module of a baseline file from its path; None if only its content tells it."""
+    """Return the module of a baseline file from its path; None if only its content has it."""
     try:
         device, *folders, name = map(unquote, path.relative_to(directory).parts)
     except ValueError:  # it is not in a device's folder

@@ -145,9 +145,9 @@ class BaselineStore:
     def update(self, baselines: Iterable[NewBaseline]) -> UpdateSummary:
         """Write the entries that changed; return all updates. Only one process may call it.
 
-        Tests that are not in ``baselines`` are untouched. A new baseline with the whole test has
-        all of the test's parts: other parts in the file are removed. If a test occurs twice, the
-        later baseline is merged into the earlier one and takes precedence.
+        Tests that are not in ``baselines`` keep their entries. A new baseline with the whole test
+        has all of the test's parts: other parts in the file are removed. If a test occurs twice,
+        the later baseline is merged into the earlier one and takes precedence.
 
         An entry with the same figures, batch size and rank counts as unchanged, unless it gets its
         first breakdown: it is not written, not even with a newer provenance or breakdown, and a

@@ -1,1 +1,1 @@
-"""The gpumem command, an entry point of the package. It may import every room but the plugin."""
+"""The gpumem command, an entry point of the package. It may import every package but the plugin."""

@@ -1,4 +1,4 @@
-"""``gpumem cards``: list the cards that the virtual GPU can be."""
+"""``gpumem cards``: list the cards that the virtual GPU can simulate."""
 
 from __future__ import annotations
 

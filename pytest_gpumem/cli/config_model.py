@@ -1,4 +1,4 @@
-"""``gpumem model``: say which cards a language model trains and runs on, by its configuration."""
+"""``gpumem model``: find the cards that a language model trains and runs on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROGRAM: Final = config_step.__name__
 MAX_CATEGORIES: Final = 5
 MAX_LINES: Final = 3
 SAVERS: Final = {"checkpointing": "--checkpointing", "lora": "--lora=16"}
-"""options that save memory in training, tried where they are not given"""
+"""training options that save memory, tried if the command line does not have them"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 class Plan:
-    """One step to run, as options of ``gpumem run`` and the words of its program."""
+    """One step to run: options of ``gpumem run``, and its program with arguments."""
 
     def __init__(self, arguments: argparse.Namespace, step: str) -> None:
         self.step, self._arguments = step, arguments
@@ -114,7 +114,7 @@ class Plan:
         return measured([*self.options, f"--card={card}"], [*self.program, *more])[0]
 
     def savers(self) -> Iterator[str]:
-        """Yield the options that may save memory and are not given."""
+        """Yield the options that may save memory and are not on the command line."""
         for name, option in SAVERS.items():
             given = getattr(self._arguments, name)
             missing = name == "lora" and find_spec("peft") is None
@@ -174,8 +174,8 @@ def _described(plan: Plan, card: Card, result: Result) -> Iterator[str]:
         *categories, _cached = category_rows(breakdown)
         largest = sorted(categories, key=lambda row: -row.nbytes)[:MAX_CATEGORIES]
         yield "  " + ", ".join(f"{row.name} {format_size(row.nbytes)}" for row in largest)
-        # Show only lines inside a module: those of config_step.py, such as the optimizer's step,
-        # say nothing about the model.
+        # Show only lines inside a module: lines of config_step.py, such as the optimizer's step, do
+        # not help with the model.
         lines = [site for site in breakdown.sites if site.module and site.path]
         for site in sorted(lines, key=lambda site: -site.nbytes)[:MAX_LINES]:
             yield f"  {format_size(site.nbytes)} {site.category} at {site_name(site)}: {site.code}"

@@ -1,7 +1,7 @@
-"""Run one step of a causal language model of transformers, by its configuration alone.
+"""Run one step of a causal language model of transformers, from its configuration alone.
 
-``gpumem model`` runs this program. It makes the model with empty weights on the GPU, and trains it
-for two steps, or lets it read a prompt and write tokens with a KV cache.
+``gpumem model`` runs this program. It creates the model with empty weights on the GPU. Then it
+trains the model for two steps, or generates tokens after a prompt, with a KV cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_step_arguments(parser: Any) -> None:  # noqa: ANN401 - argparse's parser
 
 
 def new_model(options: argparse.Namespace) -> Any:  # noqa: ANN401 - transformers may be missing
-    """Make the model on the GPU; with FSDP2, make only this rank's shards."""
+    """Create the model on the GPU; with FSDP2, only this rank's shards."""
     import torch
     from torch.distributed.fsdp import fully_shard
 
@@ -70,7 +70,7 @@ def make_empty(model: Any) -> None:  # noqa: ANN401 - as above
     """Move a model from the meta device to the GPU, with empty weights.
 
     ``to_empty`` makes a tensor for each module that shares a weight, such as an embedding and the
-    head. A loaded model has one for all of them, so they are tied again.
+    head. A loaded model has one shared tensor, so the weights are tied again.
     """
     named = list(model.named_parameters(remove_duplicate=False))
     first: dict[Any, str] = {}
@@ -87,7 +87,7 @@ def make_empty(model: Any) -> None:  # noqa: ANN401 - as above
 
 
 def train_two_steps(model: Any, options: argparse.Namespace) -> None:  # noqa: ANN401 - as above
-    """Train for two steps: the optimizer makes its state at the end of the first."""
+    """Train for two steps: the optimizer allocates its state at the end of the first."""
     import torch
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -101,7 +101,7 @@ def train_two_steps(model: Any, options: argparse.Namespace) -> None:  # noqa: A
 
 
 def write_tokens(model: Any, options: argparse.Namespace) -> None:  # noqa: ANN401 - as above
-    """Read a prompt and write tokens after it, keeping all keys and values."""
+    """Generate tokens after a prompt, with a KV cache."""
     import torch
 
     tokens = torch.zeros(options.batch, options.length, dtype=torch.long, device="cuda")

@@ -1,4 +1,4 @@
-"""Judge a program as a marked test: with a baseline, limits and reports, but no pytest session.
+"""Judge a program like a marked test, with a baseline, limits and reports, without pytest.
 
 The program runs once, so nothing that needs a second run is found
 (docs/explanation/second-runs.md).
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 LIMITS: Final = (
     *("max_gib", "max_allocated_gib", "max_reserved_gib", "max_pinned_gib", "max_host_gib"),
 )
-"""the marker's limits in GiB that are options of ``gpumem run``"""
+"""the marker's limits in GiB that are also options of ``gpumem run``"""
 DECLARED: Final = (*LIMITS, "min_cache_tokens")
-"""the marker's limits that are options of ``gpumem run``"""
+"""the marker's limits that are also options of ``gpumem run``"""
 MEASURED: Final = {
     "card": None,
     "device": None,
@@ -57,7 +57,7 @@ MEASURED: Final = {
 }
 """options that affect the measurement, with their defaults"""
 SETTINGS: Final = {option.name: option.of_run for option in OPTIONS if option.of_run}
-"""by option of the plugin: its name in ``gpumem run``, which has only these"""
+"""the plugin's options that ``gpumem run`` has, each with its name there"""
 
 
 def add_test_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +118,7 @@ class ProgramItem:
     declared = True
 
     def __init__(self, nodeid: str, script: str, run: Callable[[], None]) -> None:
-        """Store the program's name in baselines, its file or module, and its function."""
+        """Store the program's name in baselines, its file or module, and the function to run it."""
         self.nodeid, self.argument = nodeid, ""  # reports show the command instead
         self._script = script
         self.runtest = run
@@ -148,7 +148,7 @@ class JudgedProgram:
     def __init__(
         self, item: ProgramItem, arguments: argparse.Namespace, choice: Choice, children: ChildWatch
     ) -> None:
-        """Prepare the measurement, or reject an argument that cannot be used.
+        """Prepare the measurement; raise if an argument is invalid.
 
         ``children`` watches the processes that the program starts.
         """
@@ -166,7 +166,7 @@ class JudgedProgram:
             if option.name == "values":
                 value = arguments.values
             if option.name == "attribution" and is_judged(arguments):
-                return "on", option.ini  # a program does not run again to be explained
+                return "on", option.ini  # a program is not run again to explain its peaks
             return (option.default, option.ini) if value in {None, False} else (value, f"--{name}")
 
         self._arguments = arguments
@@ -194,7 +194,7 @@ class JudgedProgram:
 
     @property
     def _is_held(self) -> bool:
-        """Whether the program has a baseline or limits to keep."""
+        """Whether the program is compared with a baseline or limits."""
         return any(getattr(self._arguments, name) is not None for name in ("baseline", *DECLARED))
 
     @property
@@ -231,7 +231,7 @@ class JudgedProgram:
             self._phases.start()
 
     def end_step(self) -> None:
-        """Record that the program's code has ended: its variables are deleted after this."""
+        """Record that the program's code has ended; its variables are deleted afterwards."""
         if self._session.run is not None and not self.is_fork:
             self._session.run.meter.end_step()
 
@@ -261,10 +261,10 @@ class JudgedProgram:
     def finish(
         self, error: BaseException | None, *, passed: bool
     ) -> tuple[list[Result], list[str], bool]:
-        """Judge the program after it ended, well or with an error; write its baseline and reports.
+        """Judge the program after its end, also after an error; write its baseline and reports.
 
         Return the results (none if the program failed by its own error), lines to print, and
-        whether the program fails because of its memory, or of a file that could not be written.
+        whether the program fails: because of its memory, or because a file could not be written.
 
         Raises:
             GpuMemError: the measurement is meaningless.

@@ -31,11 +31,11 @@ DESCRIPTION: Final = (
 )
 OWN: Final = "pytest-gpumem"
 OWN_REQUIREMENT: Final = re.compile(r"pytest[-_.]gpumem(?:\[([\w\s,-]*)\])?", re.IGNORECASE)
-"""this package as a requirement, without a version: the installed one is meant"""
+"""a requirement for this package: its version is ignored, as the installed one is used"""
 FIRST_PIP: Final = 25, 3
 """the first pip whose --dry-run resolves requirements without downloading whole packages"""
 UNUSED: Final = re.compile(r"(nvidia|cuda)-.*|(pytorch-)?triton")
-"""packages that only a real GPU needs, by normalized name"""
+"""normalized names of packages that only a real GPU needs"""
 CUDNN: Final = re.compile(r"nvidia-cudnn-cu\d+")
 TRITON: Final = re.compile(r"(pytorch-)?triton")
 KEPT: Final = {"nvidia-ml-py"}
@@ -144,7 +144,7 @@ def resolved(requirements: Sequence[str]) -> list[dict[str, Any]]:
     for this one run.
 
     Returns:
-        the "install" entries of what pip's documentation calls "Installation Report".
+        the "install" entries of pip's "Installation Report" (see pip's documentation).
     """
     if PathFinder.find_spec("pip") is None:  # avoids setuptools' finder, which warns
         raise SpecError(
@@ -190,7 +190,7 @@ def recent_pip(folder: str) -> tuple[list[str], bool]:
 
 
 def is_left_out(package: str, patterns: Sequence[re.Pattern[str]]) -> bool:
-    """Return whether the virtual GPU does not need a package, and no pattern keeps it."""
+    """Return whether the virtual GPU does not need a package, and it matches no pattern."""
     name = normalized(package)
     if name in KEPT or any(pattern.fullmatch(name) for pattern in patterns):
         return False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OK: Final = 0
 FOUND: Final = 1
-"""exit status for growth or a misfit, so that a CI job fails"""
+"""exit status for growth, or for a program that does not fit, so that a CI job fails"""
 BAD_INPUT: Final = 2  # argparse's exit status for a usage error
 INTERRUPTED: Final = 130
 """exit status after Ctrl-C, as a shell reports it: 128 plus the number of SIGINT"""
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
 
 def confirmed(question: str) -> bool:
-    """Ask the user; return whether the answer is yes, False without a terminal."""
+    """Ask the user a yes/no question; return False without a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:
@@ -78,7 +78,7 @@ def confirmed(question: str) -> bool:
 
 
 def show(outcome: Outcome) -> None:
-    """Print a subcommand's outcome, in characters that the terminal can show."""
+    """Print a subcommand's outcome, in characters of the terminal's encoding."""
     for line in outcome.trouble:
         print(printable(line), file=sys.stderr, flush=True)
     if not outcome.text:
@@ -86,13 +86,13 @@ def show(outcome: Outcome) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(encodable(outcome.text, encoding), flush=True)
-    except BrokenPipeError:  # the reading process ended early, as head does
+    except BrokenPipeError:  # the reading process ended early, as ``head`` does
         # Python flushes stdout again at exit: the signal module's documentation suggests this.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write an answer to a JSON file."""
+    """Write a result to a JSON file."""
     try:
         encoded = json.dumps(document, indent=1) + "\n"
         write_whole(path.absolute(), encoded.encode(), f".{path.name}.new")

@@ -1,7 +1,7 @@
 """Split an unmodified program into phases, each a part of its measurement.
 
-A phase lasts until the program does something else: it calls a module, with or without gradients,
-or writes a checkpoint. An optimizer step ends the first training step.
+A phase lasts until the program starts another kind of work: calls of modules with gradients, calls
+without gradients, or writing a checkpoint. An optimizer step ends the first training step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run a program several times: with values of an argument, on cards, as ranks."""
+"""Run a program several times: with several values of an argument, cards or ranks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ProgramTrials(NamedTuple):
         return search.result()
 
     def on_cards(self, cards: Sequence[Card], values: Range | None) -> Outcome:
-        """Return a table of the cards, with what fits on each; raises like ``largest``."""
+        """Return a table with peaks, or the largest value, per card; raises like ``largest``."""
         rows, fits, tokens = [], True, False
         for card in cards:
             trials = self._replace(options=[*self.options, f"--card={card.name}"])
@@ -147,7 +147,7 @@ def _results(report: Path) -> tuple[Result, ...]:
 
 
 def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ...]:
-    """Run a program, and return its results, whether it fit or ran out of memory.
+    """Run a program, and return its results, also if it ran out of memory.
 
     Raises:
         GpuMemError: the program failed for a reason other than memory.
@@ -181,7 +181,7 @@ def last_error(printed: str) -> str:
 
 
 def is_refused(result: Result) -> bool:
-    """Return whether a program ran out of memory or over its limit, or its server did not start."""
+    """Return whether a program ran out of memory, exceeded a limit, or its server did not start."""
     return result.verdict.kind in {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.NO_START}
 
 
@@ -192,7 +192,7 @@ def starts_of(results: Sequence[Result]) -> Sequence[ServerStart]:
 
 
 def _probe(value: int, results: Sequence[Result], capacity: int) -> Probe:
-    """Return what a run needed; for a server's start, with a KV cache of one request.
+    """Return the memory that a run needed; for a server, with a KV cache for one request.
 
     A server's cache takes what is left of ``capacity`` bytes, so its peak does not depend on value.
     """

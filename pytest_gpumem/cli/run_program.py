@@ -161,7 +161,7 @@ def run_several(
 ) -> Outcome | None:
     """Run a program on several cards, with several values or as several ranks.
 
-    Return None without an option for this.
+    Return None if no option requests several runs.
     """
     values = None if arguments.largest is None else read_range(arguments.largest)
     trials = ProgramTrials(option_words(arguments), program_words(arguments))
@@ -216,7 +216,7 @@ class UserProgram:
         return f"{module}::{words}" if words else module
 
     def run(self, at_end: Callable[[], object]) -> int:
-        """Run the program, call ``at_end`` before its variables are deleted; return its status."""
+        """Run the program; call ``at_end`` before its variables are deleted. Return its status."""
         sys.argv = [self.target, *self._arguments]
         sys.path[0] = str(Path.cwd()) if self._module else str(Path(self.target).resolve().parent)
         try:
@@ -257,7 +257,7 @@ def measure_program(
     def execute() -> None:
         nonlocal status
         status = program.run(test.end_step)
-        gc.collect()  # a server in a reference cycle ends its processes: they then report peaks
+        gc.collect()  # frees servers in reference cycles: their processes then end and report
 
     name, size, rank = program.name(arguments.name), arguments.world_size, arguments.rank
     if size is not None:
@@ -277,7 +277,7 @@ def measure_program(
         status = INTERRUPTED
     except BaseException as caught:  # noqa: BLE001 - the program's own; shown as Python shows it
         error = caught
-    if test.is_fork:  # a fork that the program made: the main process reports its peaks
+    if test.is_fork:  # this is a fork: the main process reports its peaks
         if error is not None:
             show_error(error)
         return status, ()
@@ -292,7 +292,7 @@ def measure_program(
     # Judging replays requests on the device, and a measurement taken now would count them.
     measurement = (results[0].measurement if results else None) or run.measurement()
     lines = [*server_tables(results), *lines]
-    told = any(result.verdict.failed for result in results)  # then ``lines`` have the notes
+    told = any(result.verdict.failed for result in results)  # then ``lines`` have all notes
     children = watch.children()
     # If the program raised, the measurement has no notes on its child processes yet.
     notes = dict.fromkeys((*measurement.notes, *process_notes(children, Path.cwd())))

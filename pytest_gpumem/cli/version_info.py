@@ -40,7 +40,7 @@ VARIABLES: Final = (
 SLOW: Final = 120
 """seconds that importing torch may take"""
 
-# This runs in a process of its own, as a broken torch may kill the process that imports it.
+# This runs in a separate process, as a broken torch may kill the process that imports it.
 TORCH_PROGRAM: Final = """
 import json, torch
 from pytest_gpumem.meter.allocator import cudnn_version
@@ -153,7 +153,7 @@ def describe_gpus(facts: dict[str, Any]) -> str:
 
 
 def describe_virtual(facts: dict[str, Any]) -> str:
-    """Describe whether the virtual GPU works, and which cuDNN answers its workspace queries."""
+    """Describe whether the virtual GPU works, and which cuDNN computes its workspace sizes."""
     if "error" in facts:
         return f"built, but it does not run: {facts['error']}"
     status = virtual.Status(**facts)

@@ -1,1 +1,1 @@
-"""The devices that steps run on: real GPUs, other accelerators, the virtual GPU and its cards."""
+"""The devices that steps run on: real GPUs, other accelerators, and the virtual GPU."""

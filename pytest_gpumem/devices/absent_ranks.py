@@ -1,6 +1,6 @@
 """Simulates the other ranks of a process that is one rank of many and runs alone.
 
-Nothing may wait for a rank that is not there:
+Nothing may wait for an absent rank:
 
 - Process groups of any backend use PyTorch's fake backend, which assumes that the other ranks have
   this rank's values. On the virtual GPU, groups of NCCL are PyTorch's own (``lone_nccl_rank``).
@@ -166,7 +166,7 @@ def _register_fake_backend(backend: Any) -> None:
 def lone_store(distributed: Any) -> Any:
     """Return a store whose reads do not wait until another rank sets a key."""
     store = distributed.HashStore()
-    store.set_timeout(timedelta(milliseconds=1))  # how long a read waits for a key; 0: no limit
+    store.set_timeout(timedelta(milliseconds=1))  # how long a read waits; 0 would mean no limit
     return store
 
 
@@ -175,11 +175,11 @@ def _do_nothing(*_arguments: object, **_options: object) -> None:
 
 
 def _replaced(kind: Any, make: Callable[..., object], made: Any) -> Any:
-    """Return a subclass of ``kind`` that calls ``make`` when it is called.
+    """Return a subclass of ``kind`` whose constructor calls ``make``.
 
     Instances of ``kind`` and of ``made`` are its instances too.
 
-    A function would not do: PyTorch and programs read the class's attributes, and test instances
+    A function is not enough: PyTorch and programs read the class's attributes, and test instances
     with ``isinstance``.
     """
 
@@ -287,7 +287,7 @@ def _refuse_data_of_others(distributed: Any, bindings: Any, stack: ExitStack) ->
         root = named.get(f"group_{end}")
         if root is None and here >= 0:  # -1: this rank is not in the group
             root = distributed.get_group_rank(group, named.get(end) or 0)
-        if is_gather and here == root:  # NCCL's receive, which gather() uses, brings no values
+        if is_gather and here == root:  # gather() uses NCCL's receive, which delivers no values
             distributed.all_gather_object(named["object_gather_list"], named["obj"], group)
         elif is_gather or here in (root, -1):
             move(*arguments, **options)
@@ -310,7 +310,7 @@ def _checkpoint_alone(stack: ExitStack) -> None:
     """Make torch.distributed.checkpoint write and read only this rank's shards.
 
     The first rank gathers the plans of all ranks, and rejects them if some part of a tensor is in
-    no plan: the shards of absent ranks are in none.
+    no plan; the shards of absent ranks would be missing.
     """
 
     @wrapped_by

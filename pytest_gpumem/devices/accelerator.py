@@ -48,7 +48,7 @@ AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 class Accelerator(NamedTuple):
-    """What a process finds out about its accelerator."""
+    """The accelerator of a process, and its limitations."""
 
     device_type: str
     name: str
@@ -66,7 +66,7 @@ class AcceleratorBackend(Backend):
     caps = False
 
     def __init__(self, device_type: str = "") -> None:
-        """Use the accelerator of this type; "": torch has not been asked yet."""
+        """Use the accelerator of this type; "" if the type is not known yet."""
         self.title = self.device_type = device_type
         self.devices = range(0)
         """the devices that tests use"""
@@ -201,7 +201,7 @@ class AcceleratorDevice(Device):
         """Use the accelerator of this machine.
 
         Args:
-            found: the result of :func:`ask`; None: it was not called.
+            found: the result of :func:`query_accelerator`; None if it was not called.
             shared: whether other processes (pytest-xdist's workers) measure on it too, one at a
                 time.
             first: the first device to use; those before it belong to other ranks.
@@ -213,7 +213,7 @@ class AcceleratorDevice(Device):
         self._turn = ExitStack()
 
     def describe(self) -> list[str]:
-        """Return the accelerator's name and what it cannot do, as another process has found."""
+        """Return the accelerator's name and limitations, as queried in another process."""
         found = self._found = self._found or ask()
         if isinstance(found, str):
             return ["accelerator device: the one that the tests' own imports register"]
@@ -289,7 +289,7 @@ class AcceleratorDevice(Device):
 
 
 class AcceleratorUse(UseWatch):
-    """Reads a device's memory in use, if it is known, when the step or a part begins or ends."""
+    """Reads a device's memory in use when the step or a part begins or ends."""
 
     source = "torch.accelerator.get_memory_info, when parts and the step began and ended"
 
@@ -298,14 +298,14 @@ class AcceleratorUse(UseWatch):
         self._backend = backend
 
     def used(self, device: int) -> int:
-        """Return the bytes that are not free; 0 if they are not known."""
+        """Return the bytes that are not free; 0 if unknown."""
         with suppress(RuntimeError):
             free, total = self._backend.memory_info(device)
             return total - free
         return 0
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
-        """Return each device's readings; none if the memory in use is not known."""
+        """Return each device's readings; none if the backend does not report the memory in use."""
         readings = super().result(reserved)
         return readings if any(use.peak for use in readings) else ()
 
@@ -314,7 +314,7 @@ def accelerator_type() -> str:
     """Return the type of the accelerator that torch names and that has a device.
 
     Raises:
-        DeviceError: torch has no accelerator, it has no device, or it is CUDA.
+        DeviceError: torch has no accelerator, the accelerator has no device, or it is CUDA.
     """
     import torch
 
@@ -381,7 +381,7 @@ def ask() -> Accelerator | str:
 
 
 def tried(backend: AcceleratorBackend, devices: range) -> Accelerator:
-    """Try some devices of this process's accelerator, and return what it is and what it lacks.
+    """Test some devices of this process's accelerator; return its type, name and limitations.
 
     Raises:
         DeviceError: the devices' allocator does not count what a measurement needs.

@@ -41,13 +41,13 @@ _PROCESSES: Final[set[int]] = set()
 
 
 def await_autograd() -> list[object]:
-    """Wait until autograd's threads have released the backward passes that have ended.
+    """Wait until autograd's threads have dropped all references to finished backward passes.
 
     A device's thread wakes the caller first, and then drops its reference to the pass
-    (``thread_main`` in torch/csrc/autograd/engine.cpp). The pass owns the gradients of operations
-    that did not run because of an error, and the callbacks queued for its end: FSDP's callback
-    references the sharded module. Only after that does the thread take its next operation, which is
-    here the pass of an empty tensor.
+    (``thread_main`` in torch/csrc/autograd/engine.cpp). The pass holds references to the gradients
+    of operations that did not run because of an error, and to the callbacks queued for its end:
+    FSDP's callback references the sharded module. Only after that does the thread take its next
+    operation, which is here the pass of an empty tensor.
 
     Returns:
         all objects of that empty pass, which the threads may still reference; none if there are no
@@ -59,10 +59,10 @@ def await_autograd() -> list[object]:
     if not has_autograd_threads():
         return objects
     with torch.inference_mode(mode=False), torch.enable_grad():
-        # Skip unused devices: their threads hold nothing, and a CUDA context would take memory.
+        # Skip unused devices: their threads hold no memory, and a CUDA context would allocate some.
         for device in VIEW.backend.used_devices():
             leaf = _empty_leaf(device)
-            view, gradient = leaf.view(0), leaf.detach()  # a GPU runs nothing for these
+            view, gradient = leaf.view(0), leaf.detach()  # these launch no kernel
             objects += [leaf, view, view.grad_fn, gradient]
             with unawaited():
                 objects += _gradients(view, leaf, gradient)
@@ -88,7 +88,7 @@ def _gradients(
 
 @contextmanager
 def unawaited() -> Iterator[None]:
-    """Do not wait for this thread's backward passes in the block, which are our own.
+    """Do not wait for this thread's backward passes in the block: they are this package's own.
 
     One of autograd's threads may be waiting for the block: to wait for that thread would be a
     deadlock.
@@ -120,7 +120,7 @@ def _empty_leaf(device: int) -> torch.Tensor:
 
 @contextmanager
 def awaited_passes() -> Iterator[None]:
-    """Make backward passes in the block wait for autograd's threads if these still hold memory.
+    """Make backward passes in the block wait for autograd's threads if these may still hold memory.
 
     The threads do so after an error, and when gradients are returned: a gradient that is not
     accumulated stays in the last operation until the thread drops the operation. Without the wait,
@@ -154,19 +154,20 @@ class NodeNumbers:
     """Aligns autograd's sequence numbers, by which a backward pass orders its operations.
 
     Each thread counts the nodes that it creates. With ``create_graph=True`` the devices' threads
-    create nodes too. Whether the next pass runs these before the caller's nodes would depend on how
-    many nodes either thread has created in earlier tests, and so would its peak: a gradient penalty
-    of a critic with convolutions took 503 MiB alone, and 630 MiB after a test of a Hessian (H100).
+    create nodes too. Without this class, the order in which the next pass runs both kinds of nodes,
+    and with it the peak, would depend on how many nodes the threads have created in earlier tests:
+    a gradient penalty of a critic with convolutions took 503 MiB alone, and 630 MiB after a test of
+    a Hessian (H100).
     """
 
     def __init__(self) -> None:
         self._first = 0
-        """the measuring thread's next number when the step began"""
+        """the measuring thread's next sequence number when the step began"""
         self._aligned: set[int] = set()
-        """devices whose threads have been advanced to the step's numbers"""
+        """devices whose threads have been advanced to that number"""
 
     def begin(self) -> None:
-        """Start a step: make this thread's next number no lower than the devices' threads'."""
+        """Start a step: raise this thread's sequence number to the highest of the devices'."""
         import torch
 
         next_number = torch._C._autograd._get_sequence_nr
@@ -179,7 +180,7 @@ class NodeNumbers:
         self._first = next_number()
 
     def align(self) -> None:
-        """Advance the devices' threads to the number at which the step began."""
+        """Advance the devices' threads to the sequence number at which the step began."""
         new = {*VIEW.backend.used_devices()} - self._aligned
         if new and _run_apart(lambda: _on_threads(new, lambda: _make_nodes(self._first))):
             self._aligned |= new
@@ -209,7 +210,7 @@ def _on_threads(devices: set[int], function: Callable[[], object]) -> None:
 
 
 def _make_nodes(number: int) -> None:
-    """Create nodes on this thread until its next number is at least ``number``."""
+    """Create nodes on this thread until its next sequence number is at least ``number``."""
     import torch
 
     leaf = torch.empty(0, device="cpu", requires_grad=True)

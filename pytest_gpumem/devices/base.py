@@ -1,4 +1,4 @@
-"""The protocol of a device, real or virtual: code that measures can't tell them apart."""
+"""The protocol of a device, real or virtual: the measuring code treats both alike."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RangeEnd = Literal["usual", "least", "most"]
 
 BlockUse = Literal["passing", "kept", "spanning", "in use", "planned"]
 """how long PyTorch keeps a block: "passing": until the call ends; "kept": as long as another block;
-"spanning": until a known time; "in use", "planned": a library received it for one call, without a
-plan or from a plan"""
+"spanning": until a known time; "in use": a library received it for one call, without a plan;
+"planned": with a plan"""
 
 
 class Alternative(NamedTuple):
@@ -38,8 +38,8 @@ class Alternative(NamedTuple):
     """when the workspace's size was queried, its call was made, or the block was requested"""
     use: BlockUse
     address: int
-    """address of the block itself if it is in use, otherwise of the block that is freed together
-    with it; 0: PyTorch allocated no such block, or it is the block allocated just before"""
+    """address of the block itself if it is in use, otherwise of the block together with which it is
+    freed; 0: PyTorch allocated no such block, or the block that it allocated just before"""
     least: int
     usual: int
     """size in the run; a number of elements if the library is queried for elements"""
@@ -49,7 +49,8 @@ class Alternative(NamedTuple):
     place: tuple[int, int] | None = None
     """device and stream; None: those of the previous request"""
     reason: str = ""
-    """the unknown choice behind the block; "": no upper bound is reported without the block"""
+    """the unknown choice on which the block depends; "": a replay at the upper bound always
+    includes the block"""
     counted: bool = True
     """whether peaks include the block; for a block that a compiler allocates for itself, peaks have
     only the memory that stays in the allocator's cache"""
@@ -72,7 +73,7 @@ class AllocatorEvent(NamedTuple):
 
 
 class Alternatives(NamedTuple):
-    """All that may differ on a GPU from a run; a run on a real GPU has no alternatives."""
+    """The blocks and events of a run that may differ on a real GPU; empty on a real GPU."""
 
     blocks: Sequence[Alternative] | None = ()
     """blocks in order of time; None if there were too many"""
@@ -87,14 +88,14 @@ class Alternatives(NamedTuple):
     judged: bool = False
     """whether limits are checked against the largest peaks"""
     margin: int = 0
-    """percent that a GPU may reserve above the largest peak; it may also reserve as little as the
-    allocated bytes. Both depend on which of many workspaces fit the allocator's cache"""
+    """percent that a GPU may reserve above the largest peak; it may also reserve no more than it
+    allocates. Both depend on which workspaces fit into the allocator's cache"""
     pinned_early: bool = False
     """whether pinned memory was free again before a GPU may have finished copying it"""
 
 
 class ValueEngine:
-    """The values of a device's steps; a real GPU always computes all of them."""
+    """Controls which values a device's steps compute; a real GPU always computes all."""
 
     @property
     def all_computed(self) -> bool:
@@ -108,15 +109,15 @@ class ValueEngine:
         """Reset the test's budget of values before its body runs, or runs again."""
 
     def separately(self) -> AbstractContextManager[None]:
-        """Return a context, for a wider fixture, whose values count towards no test's budget."""
+        """Return a context for a wider fixture's set-up, whose values use no test's budget."""
         return nullcontext()
 
     def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - a virtual GPU's
         """Return whether the step branched on values that are unknown or assumed.
 
         Args:
-            failed: whether the step failed because of a value: then values that it only read count
-                too.
+            failed: whether the step failed because of a value: then values that it read without
+                branching count too.
         """
         return False
 
@@ -136,7 +137,7 @@ class ValueEngine:
 
 
 class Device:
-    """A kind of GPU that steps can run on; what the methods do by default suits a real GPU."""
+    """A kind of GPU that steps can run on; the default methods are those of a real GPU."""
 
     values = ValueEngine()
     backend: Backend = CUDA
@@ -148,7 +149,7 @@ class Device:
         return [f"{self.option} device"]
 
     def alternatives(self) -> Alternatives:
-        """Return all that may differ on a GPU from the run since ``open``."""
+        """Return what a real GPU may do differently in the run since ``open``."""
         return Alternatives()
 
     def open(self, card: Card | None, count: int) -> DeviceInfo:
@@ -184,7 +185,7 @@ class Device:
         """
 
     def trouble(self) -> str | None:
-        """Return a sentence on what has invalidated the figures since ``open``; None: nothing."""
+        """Return why the figures since ``open`` are invalid; None if they are valid."""
         return None
 
     def notes(self, root: Path) -> list[Note]:  # noqa: ARG002 - a virtual GPU's

@@ -17,7 +17,7 @@ FUNCTION: Final = Patch(
     reason="figures of cuDNN's benchmark mode do not depend on earlier tests, or a note says so",
 )
 PROPERTY: Final = Patch("torch.backends.cudnn", "benchmark.setter", reason=FUNCTION.reason)
-"""the setter is wrapped too, because it references the function that PyTorch was imported with"""
+"""the setter is wrapped too, because it references the original function"""
 TIMED: Final = Note(
     NoteKind.TIMED_PLANS,
     "torch.backends.cudnn.benchmark was on: the first convolution of a shape in a process times "

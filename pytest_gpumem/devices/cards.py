@@ -1,18 +1,19 @@
-"""GPU models: CUDA's report of each card, from cards.csv, and the names of cards.
+"""GPU models: the properties that CUDA reports, from cards.csv, and the names of cards.
 
 Total memory is ``cudaDeviceProp.totalGlobalMem``, which ``torch.cuda.get_device_properties``
 returns as ``total_memory``. It is less than the size on the box, and varies by up to one per cent
 with the driver and with ECC. Each card has one figure, observed on such a card under Linux, with
 the most recent driver for which a record to the byte was found. ``Card.source`` says where, and
-what others saw. Where a log has no repository or issue to name, its driver and tool are given.
+which figures others observed. For a log outside of any repository or issue, it names the driver and
+the tool.
 
-The CUDA context is memory that a process takes before its first allocation. NVIDIA documents no
-figure. With lazy module loading (PyTorch's default since 1.13) published measurements lie between
-107 MiB (RTX 4060 Ti) and 555 MiB (RTX PRO 6000 Blackwell), both in ggml-org/llama.cpp#23604; before
-lazy loading it was 0.7 to 1.1 GiB. A rule of 2 KiB for each thread that can be resident on the
-card, plus 8 MiB, is within 4 per cent of the measurement on 5 of 5 cards (also H100, RTX 3090, RTX
-6000 Ada); a T4 showed 41 MiB more. A card without a measurement of its own has this estimate, and
-its ``source`` says so.
+The CUDA context is memory that a process takes before its first allocation. NVIDIA does not
+document its size. With lazy module loading (PyTorch's default since 1.13) published measurements
+lie between 107 MiB (RTX 4060 Ti) and 555 MiB (RTX PRO 6000 Blackwell), both in
+ggml-org/llama.cpp#23604; before lazy loading it was 0.7 to 1.1 GiB. A rule of 2 KiB for each thread
+that can be resident on the card, plus 8 MiB, is within 4 per cent of the measurement on 5 of 5
+cards (also H100, RTX 3090, RTX 6000 Ada); a T4 showed 41 MiB more. A card without a measurement of
+its own has this estimate, and its ``source`` says so.
 
 A TOML file, which ``gpumem cards --here`` prints, describes a card that the table lacks.
 """
@@ -44,7 +45,7 @@ class ArchLimits:
 
     Attributes:
         shared_memory_per_block: limit for a block that does not opt in to more.
-        shared_memory_per_block_optin: the most that ``cudaFuncSetAttribute`` allows.
+        shared_memory_per_block_optin: the maximum that ``cudaFuncSetAttribute`` allows.
         reserved_shared_memory_per_block: shared memory that CUDA itself reserves in each block.
     """
 
@@ -223,7 +224,7 @@ def card_names() -> tuple[str, ...]:
 
 
 def _key(name: str) -> str:
-    """Return the part of a name that identifies a card: no case, separators, maker or series."""
+    """Return the part of a name that identifies a card: without case, separators, maker, series."""
     compact = re.sub(r"[^a-z0-9]", "", name.lower())
     compact = re.sub(r"nvidia|tesla|geforce|rtx|generation", "", compact)
     return re.sub(r"(16|32|40|80)gi?b?$", r"\1gb", compact)

@@ -1,9 +1,9 @@
 """Collects peaks of processes that a marked test or ``gpumem run`` starts, such as ranks.
 
 Each Python process that uses a GPU writes a file to the folders that an environment variable names:
-when it initializes CUDA, and again when it ends. The final file has the process's peaks, the values
-not computed that it branched on, and notes on its figures. The file of a process that is killed has
-no peaks.
+when it initializes CUDA, and again when it ends. The final file has the process's peaks, its
+branches on values that were not computed, and notes on its figures. The file of a process that is
+killed has no peaks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ IMPORTER: Final = os.getpid()
 
 
 class ChildPart(NamedTuple):
-    """A part of a process's run that is measured by itself."""
+    """A part of a process's run that has its own peaks."""
 
     peaks: dict[int, Peak]
     """peaks by the index of each device"""
@@ -81,7 +81,7 @@ class Child(NamedTuple):
     peaks: dict[int, Peak]
     """peaks by the index of each device that the process used"""
     ended: bool
-    """whether the process wrote its peaks: not while it runs, nor after a kill or ``os._exit``"""
+    """whether the process wrote its peaks: False while it runs, and after a kill or ``os._exit``"""
     guesses: virtual.GuessRows = ((), ())
     notes: Sequence[Note] = ()
     """notes on uncertain figures of the process"""
@@ -97,14 +97,14 @@ class ChildWatch:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._owner = 0
-        """id of the process that created the folder; 0: none. A fork creates a folder of its own"""
+        """id of the process that created the folder; 0: none. A fork creates its own folder"""
 
     @contextmanager
     def watching(self, values: Values, explainer: str = "") -> Iterator[None]:
         """Make processes started in the block write their peaks.
 
         Args:
-            values: which values the processes compute on the virtual GPU, from their start.
+            values: which values the processes compute on the virtual GPU.
             explainer: the class that attributes the processes' peaks; see EXPLAINER.
         """
         self.forget_ended()
@@ -130,7 +130,7 @@ class ChildWatch:
         return self._folder
 
     def forget_ended(self) -> None:
-        """Forget all processes except those still running, and the starts of servers so far."""
+        """Forget processes that have ended, and all starts of servers."""
         for path, record in self._records():
             if record["peaks"] is not None or not _runs(record["pid"]):
                 path.unlink(missing_ok=True)
@@ -139,7 +139,7 @@ class ChildWatch:
             path.unlink(missing_ok=True)
 
     def server_starts(self) -> tuple[ServerStart, ...]:
-        """Return the starts of inference servers, in this process or in others."""
+        """Return the starts of inference servers in this process and in its child processes."""
         return read_starts(sorted(self._own_folder().glob(f"*{SUFFIX}")))
 
     def _records(self) -> list[tuple[Path, dict[str, Any]]]:
@@ -189,7 +189,7 @@ def _read_part(record: Mapping[str, Any]) -> ChildPart:
 
 
 def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
-    """Return notes on child processes' figures, and on the values that they branched on.
+    """Return notes on child processes' figures, and on uncomputed values that they branched on.
 
     The notes name no process, and do not depend on the order in which the processes ended.
     """
@@ -246,11 +246,11 @@ class _Watch:
         self.number_on_the_machine: Callable[[int], int] = int
         """returns the parent's index of a device of this process"""
         self.report: Callable[[], tuple[virtual.GuessRows, Sequence[Note]]] = lambda: (((), ()), ())
-        """returns the values that the process branched on, and notes on its figures"""
+        """returns the uncomputed values that the process branched on, and notes on its figures"""
         self._rank = os.environ.get("RANK", "")
         self._peaks: dict[int, Peak] = {}
         self._parts: dict[str, tuple[dict[int, Peak], Span]] = {}
-        """by name: peaks of a part of the process's run, and its time"""
+        """by name of a part: its peaks, and when it ran"""
         self._explainer: Any = None
         self._attributions: dict[str, dict[int, Any]] = {}
         """by part ("" is the whole run): attributions of the peaks, once the explainer has run"""
@@ -313,11 +313,11 @@ class _Watch:
             self._tell()
 
     def _tell(self, *notes: Note) -> None:
-        """Write the peaks so far, and end the recording."""
+        """Write the peaks so far; the first call ends the recording and attributes them."""
         self._fold()
         measured = {"": (self._peaks, Span(self._began, now())), **self._parts}
         explainer, self._explainer = self._explainer, None
-        if explainer is not None:  # most processes call this twice
+        if explainer is not None:  # the second call of a process has no explainer
             self._explained = dict(self._peaks)
             with suppress(Exception):
                 self._attributions = explainer.attributions(measured)
@@ -327,7 +327,7 @@ class _Watch:
         self._write({**whole, "parts": dict(zip(self._parts, parts, strict=True))}, *notes)
 
     def _server_started(self) -> None:
-        """Write the peaks of a server's start, as the server may be killed when it is stopped."""
+        """Write the peaks once a server has started, as it may be killed when it is stopped."""
         notes = [] if os.environ.get(UNTIL_STARTED) else [Note(NoteKind.CHILD_PROCESS, KILLED)]
         with suppress(Exception):  # a report must not break the server
             self._tell(*notes)

@@ -49,8 +49,8 @@ class CudaDevice(Device):
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
         import torch
 
-        # torch counts GPUs with NVML if it can, which leaves CUDA usable in forks: after a call of
-        # CUDA's driver it is not.
+        # If possible, torch counts GPUs with NVML, which leaves CUDA usable in forks; a call of
+        # CUDA's driver does not.
         self._require(count, torch.cuda.device_count())
         self._first_use = FirstUse(begin)
 

@@ -46,7 +46,7 @@ def start_cuda() -> None:
 
 
 def _failure(error: Exception) -> DeviceError:
-    """Return the error to raise, which names an allocator setting that may be the cause."""
+    """Return the error to raise, which names an allocator setting if that may be the cause."""
     message = f"{type(error).__name__}: {error}"
     setting = next((f"{name}={os.environ[name]}" for name in SETTINGS if os.environ.get(name)), "")
     if not setting:
@@ -72,7 +72,7 @@ USE: Final = Patch(
 class FirstUse:
     """Calls a function once in this process, when CUDA is first used.
 
-    A fork made before that use calls the function at its own first use.
+    A process forked before that use calls the function at its own first use.
     """
 
     def __init__(

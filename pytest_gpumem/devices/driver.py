@@ -32,10 +32,10 @@ SLOW_S: Final = 60
 
 
 class VisibleGpus(NamedTuple):
-    """What a separate process has found out about the GPUs that the driver shows."""
+    """The GPUs that the driver shows, as a separate process found them."""
 
     expected: bool = False
-    """whether a GPU was found, or the driver failed to initialize: PyTorch reports that error"""
+    """whether a GPU was found, or the driver failed to initialize, which PyTorch then reports"""
     names: tuple[str, ...] = ()
     """the GPUs' names, hex-encoded"""
 
@@ -117,7 +117,7 @@ if __name__ == "__main__":
 
 
 def import_nvml() -> Any:  # noqa: ANN401 - a module without types
-    """Import and return NVML's module; None: it is not installed."""
+    """Import and return NVML's module; None if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the deprecated package pynvml warns when imported
         try:

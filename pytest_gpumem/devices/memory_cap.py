@@ -1,8 +1,9 @@
 """Caps PyTorch's caching allocator at the lower of the test's own cap and the measurement's.
 
 PyTorch has one cap per device, a fraction of the device's memory. During a measurement the lower of
-two caps applies: the fraction of the card's memory that the test's code sets, and a limit in bytes.
-If the test's code reads the fraction, it gets the one that it has set.
+two caps applies: the fraction that the test's code sets, of the card's memory; and the
+measurement's limit in bytes. If the test's code reads the fraction, it gets the one that it has
+set.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ class _Cap:
     """The caps on one device; sizes in bytes."""
 
     fraction: float = 1.0
-    """share of ``memory`` that the test's code sets as a cap"""
+    """the cap that the test's code sets, as a fraction of ``memory``"""
     memory: int = 0
     """bytes of the card, which ``fraction`` refers to"""
     total: int = 0
     """bytes that PyTorch's own fraction refers to"""
     limit: int | None = None
-    """bytes that the measurement sets as a cap; None: it sets none"""
+    """the cap that the measurement sets, in bytes; None without one"""
     foreign: int = 0
     """reserved bytes that do not count towards the test's fraction"""
 

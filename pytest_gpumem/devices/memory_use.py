@@ -85,10 +85,10 @@ class UseWatch:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
     def forget(self) -> None:
-        """Exclude the time since the last reading, in which the measurement itself used memory."""
+        """Exclude the time since the last reading, as the measurement itself used memory then."""
 
     def release(self) -> None:
-        """Free tensors that PyTorch keeps from the end of their collective until the next one."""
+        """Free tensors of finished collectives, which PyTorch keeps until the next collective."""
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
         """Take a last reading, and return each device's readings since ``start``.
@@ -178,8 +178,8 @@ class NvmlWatch(UseWatch):
             return OtherProcesses(0, 0)
         sizes = [process.usedGpuMemory or 0 for process in processes if process.pid != os.getpid()]
         if len(sizes) == len(processes) and sizes:
-            # In a container NVML shows another pid for this process, so none was left out: leave
-            # out the process whose size is nearest to this one's.
+            # In a container NVML shows another pid for this process, so the list still contains it:
+            # remove the entry whose size is nearest to this process's.
             sizes.remove(min(sizes, key=lambda size: abs(size - reserved)))
         return OtherProcesses(len(sizes), sum(sizes))
 
@@ -230,11 +230,11 @@ def watch_gpus(devices: range) -> UseWatch:
 
 
 MAX_CONTEXT: Final = 1 << 30
-"""more bytes than the CUDA context and the libraries of one process take"""
+"""upper bound of the bytes that the CUDA context and the libraries of one process use"""
 
 
 def shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
-    """Yield a sentence if other processes use the devices: on the device that they use most."""
+    """Yield a sentence on the device that other processes use most; none if they use no device."""
     fullest = max(
         use, key=lambda device: (device.others, device.processes, device.besides), default=None
     )

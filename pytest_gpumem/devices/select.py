@@ -42,7 +42,7 @@ class Choice:
 
     device: Device | None
     reason: str = ""
-    """why there is no device; "": there is one"""
+    """why there is no device; "" if there is one"""
     demanded: bool = False
     """whether the device was requested by name: a missing one is an error, not a reason to skip"""
 
@@ -60,7 +60,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
         kind: "auto", "cuda", "accelerator", "virtual" or "none".
         card: the virtual GPU's card.
         worker: pytest-xdist's name of this worker, such as "gw1", which shares the machine's GPUs
-            with the others; "": this process is no worker.
+            with the others; "" outside of workers.
         rank: this process's torchrun rank, whose local rank is the index of its device.
     """
     first = rank.local_rank if rank else 0
@@ -98,12 +98,12 @@ def real_gpu_expected(amd_file: Path = AMD_FILE) -> bool:
     A ROCm build of torch needs a GPU of AMD's, any other build one of NVIDIA's.
     """
     if is_inherited():
-        return False  # such a process sees no driver
+        return False  # a child process of a virtual GPU sees no driver
     # HIP reads CUDA's variable too (ROCm's documentation, "GPU isolation techniques").
     variables = ["CUDA_VISIBLE_DEVICES"]
     amd = False
     if amd_file.exists():
-        # The search for torch may load the virtual GPU, so it runs only if AMD's driver is there.
+        # The search for torch may load the virtual GPU, so it runs only with AMD's driver.
         build = installed_torch()
         amd = build is not None and build.hip is not None
         variables += ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] if amd else []

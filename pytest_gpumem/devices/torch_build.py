@@ -24,7 +24,7 @@ class TorchBuild:
 
 
 def torch_folder() -> Path | None:
-    """Return the folder of the torch that ``import torch`` would load; None: there is none."""
+    """Return the folder of the torch that ``import torch`` would load; None without one."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -34,7 +34,7 @@ def torch_folder() -> Path | None:
 
 
 def installed_torch() -> TorchBuild | None:
-    """Return the torch that ``import torch`` would load; None: there is none.
+    """Return the torch that ``import torch`` would load; None without one.
 
     Its ``torch/version.py`` is read as text; torch is not imported.
     """

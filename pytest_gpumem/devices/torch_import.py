@@ -1,7 +1,7 @@
 """Import hooks on ``sys.meta_path`` that run just before and just after torch is imported.
 
-The virtual GPU has to be loaded before torch is imported, and has to patch torch right after. A
-hook costs nothing until then, so a suite that never imports torch pays nothing.
+The virtual GPU has to be loaded before torch is imported, and has to patch torch right after that.
+Until then a hook costs nothing, so a suite that never imports torch pays nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _CallingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # Another hook may wrap this loader: then the module does not have it.
+        # If another hook has wrapped this loader, the module has that hook's loader.
         if module.__loader__ is self:
             module.__loader__ = self._loader
         if module.__spec__ is not None and module.__spec__.loader is self:

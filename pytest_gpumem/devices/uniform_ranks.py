@@ -112,7 +112,8 @@ def _all_to_all(
     _options: object = None,
 ) -> None:
     for output in outputs:
-        # Each rank sends what this one would send to itself; repeat or cut it to the output's size.
+        # Each rank sends the chunk that this rank would send to itself; repeat or cut it to the
+        # output's size.
         given = inputs[group.rank()].flatten()
         repeats = -(-output.numel() // max(given.numel(), 1))
         output.copy_(given.repeat(repeats)[: output.numel()].view_as(output))

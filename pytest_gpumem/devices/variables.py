@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
 CHILDREN: Final = "GPUMEM_CHILDREN"
-"""names the folders that child processes write their figures to: a test's, and ``gpumem run``'s"""
+"""variable with the folders to which child processes write figures: a test's and ``gpumem
+run``'s"""
 SERVER_ARGUMENTS: Final = "GPUMEM_SERVER_ARGUMENTS"
-"""arguments with which an inference server starts in the place of its own, as JSON"""
+"""variable with arguments of an inference server as JSON, which replace its own"""
 UNTIL_STARTED: Final = "GPUMEM_UNTIL_STARTED"
-"""set if an inference server shall end once it has started"""
+"""variable that is set if an inference server is to end once it has started"""
 PYTHON_PATH: Final = "PYTHONPATH"
 HOOK: Final = str(Path(__file__).parent / "child_process")
 """the folder with the sitecustomize.py that Python runs first in child processes"""

@@ -52,7 +52,7 @@ def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) 
 
 
 def turn(visible: str | None, gpus: Sequence[str], number: int, workers: int = 0) -> str | None:
-    """Return the rotated list of visible GPUs; None: no other GPU can come first.
+    """Return the rotated list of visible GPUs; None if no other GPU can come first.
 
     GPUs with another name than the first one keep their places: a baseline belongs to a GPU's name,
     and any worker may run a test.

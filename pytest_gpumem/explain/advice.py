@@ -83,7 +83,8 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
         with runner.trial(
             item, ADVICE, run.inputs._replace(batch_size=size), handled=error
         ) as trial:
-            # Memory left by earlier runs changes the figures, and may be just what is missing.
+            # Memory left by earlier runs changes the figures, and may be the reason for not
+            # fitting.
             if trial.left or not (trial.passed or trial.out_of_memory):
                 return None
             return Probe(
@@ -93,7 +94,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     search = Search(capacity, limit=declared - 1)
     search.add(Probe(declared, fits=False, peak=needed))
     value: int | None = min(max(1, declared * capacity // max(needed.reserved, 1)), declared - 1)
-    while value is not None and len(search.probes) <= MAX_TRIALS:  # the first probe is no trial
+    while value is not None and len(search.probes) <= MAX_TRIALS:  # the first is not a trial
         probe = tried(value)
         if probe is None:
             break
@@ -105,7 +106,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
         if len(search.probes) > 1:
             yield f"not even batch size {smallest} fits in {format_size(capacity)}"
         return
-    # Accumulation steps of one size add up to the declared batch exactly.
+    # Gradient accumulation needs equal sizes that add up to the declared batch.
     even = max(size for size in range(1, largest + 1) if declared % size == 0)
     peaks = (probe.peak for probe in search.probes if probe.fits and probe.value == even)
     peak = next(peaks, None)

@@ -89,7 +89,7 @@ class PeakExplainer(Explainer):
         *,
         again: bool = True,
     ) -> tuple[list[Result], Recording | None]:
-        """Return a test's results with the reasons for its peaks, and a run's recording or None.
+        """Return a test's results with explained peaks, and the recording of a run or None.
 
         The test runs again at most once: to find where its peak comes from, if it was not recorded,
         or else to find the keepers of its blocks, or the lines that pin host memory.
@@ -124,9 +124,9 @@ class PeakExplainer(Explainer):
         found: Explanations,
         edits: Mapping[str, Edits] = MappingProxyType({}),
     ) -> list[Result]:
-        """Return the results of a test and its parts, judged again with what was found.
+        """Return the results of a test and its parts, judged again with the findings.
 
-        ``edits`` has by part the edits that may have caused its growth.
+        ``edits`` maps parts to the edits that may have caused their growth.
         """
         measured = {
             part: (spec, found.attached(part, measurement))
@@ -140,7 +140,7 @@ class PeakExplainer(Explainer):
     def _with_causes(
         self, test: EndedTest, results: list[Result], found: Explanations, *, again: bool
     ) -> tuple[list[Result], Explanations]:
-        """Return the results of a test that takes too much, and what was found, with more causes.
+        """Return the results of a test that needs too much, and the findings with more causes.
 
         These are keepers, lines that pin host memory, and edits since the baseline.
         """

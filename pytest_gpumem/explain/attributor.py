@@ -1,4 +1,4 @@
-"""Explain a peak: turn a recording into a breakdown, sites and a timeline."""
+"""Explain a peak: compute its breakdown, sites and timeline from a recording."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def lines_before(
     blocks = [block for block in analyzed.alive if block.start < 0 or block.time < began]
     origins = [origin_of(analyzed.device, block) for block in blocks]
     seen = sum(block.size for block in analyzed.blocks if block.start < 0)
-    unseen = analyzed.totals[0] - seen  # only its total is known, not its blocks
+    unseen = analyzed.totals[0] - seen  # the total of this memory is known, not its blocks
     if unseen > 0:
         origins.append(BlockOrigin("", 0, "", "", "other", unseen))
     return sites(origins, root)
@@ -215,7 +215,7 @@ def origin_of(device: Blocks, block: Block) -> BlockOrigin:
 
 
 class RecordedChild:
-    """Records a child process for its parent, which asks where the child's peaks come from."""
+    """Records a child process, and attributes its peaks for the parent."""
 
     def __init__(self, root: str) -> None:
         """Start recording; CUDA must be initialized. File names are relative to ``root``."""
@@ -228,11 +228,11 @@ class RecordedChild:
     ) -> dict[str, dict[int, Any]]:
         """Stop recording; return the attribution of each device's peak as plain data, by part.
 
-        A device is left out if the recording does not show its peak; a fork of the process returns
-        {}.
+        A device is left out if the recording does not show its peak; in a fork of the process the
+        result is {}.
 
         Args:
-            measured: by part ("" is the whole run): its peaks, and its time.
+            measured: each part's peaks and its time span, by part ("" is the whole run).
         """
         if os.getpid() != self._owner:
             return {}

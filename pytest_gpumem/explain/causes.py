@@ -67,7 +67,7 @@ def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[
 
 
 def _segment_reason(request: SegmentRequest) -> str:
-    """Describe why a request took a new segment: what was cached, and which tensors divided it."""
+    """Describe why a request took a new segment: what was cached, and what fragmented it."""
     asked = f"requested {format_size(request.requested)}"
     if not request.pieces:
         return f"{asked} when nothing was cached"
@@ -101,7 +101,8 @@ def growth_causes(
     """Return the causes of a grown peak; () where they are unknown, as without an old breakdown.
 
     If the lines' growth does not make up the peak's, the causes are categories. ``of_one_program``
-    says that both breakdowns are of the same code, maybe edited, rather than of two parts.
+    says that both breakdowns come from the same code (possibly edited), not from two parts of a
+    test.
     """
     if row.peak == "pinned":
         return ()
@@ -198,11 +199,11 @@ def _net_growths(
     losses = {id(row): -(row.difference or 0) for row in rows if (row.difference or 0) < 0}
     moved: Counter[int] = Counter()
     keys = {id(row): _row_key(row) for row in rows}
-    # First within the same line, then within the category; elsewhere only equal bytes match.
+    # Match first within the same line, then within the category; elsewhere match only equal bytes.
     for shared in (slice(3), slice(3, 4), slice(0)):
         for lost, nbytes in sorted(losses.items(), key=lambda loss: -loss[1]):
-            # Only a line that now allocates less gave memory to others. If it allocates as much as
-            # before, it merely holds less at this moment.
+            # Memory moved only from lines that now allocate less. A line that allocates as much as
+            # before merely has less memory at this moment.
             is_less = shared.stop and own.get(keys[lost][:3], -nbytes) < 0
             least = nbytes * (1 - ALIKE_FACTOR)
             kin = [

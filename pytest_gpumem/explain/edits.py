@@ -3,8 +3,8 @@
 Lines that allocate or keep the growth come first, then lines that make a module whose memory grew,
 then lines through which the grown line is called. Other edits are not linked to the growth: of
 these, edits in a function on the call stacks of the growth's allocations, or in the class of such a
-function, are named first. Of several edits only a run without each shows the cause (``gpumem
-blame``).
+function, are named first. Which of several edits is the cause, only runs without each of them show
+(``gpumem blame``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 MAX_NAMED: Final = 3
 """edits that a note names"""
 _COMMON: Final = frozenset({"self", "torch", "list", "dict", "tuple", "set", "for", "in", "of"})
-"""names that say nothing about what a line does"""
+"""names that are too common to link a line to a growth"""
 _MADE: Final = {"parameters", "buffers", "gradients", "optimizer state"}
 """categories of memory that exists because modules were made"""
 
@@ -167,7 +167,7 @@ class EditFinder:
 
 
 def edited_since(edits: Edits) -> str:
-    """Describe the edits since a baseline, the closest to a growth first."""
+    """Describe the edits since a baseline, those most likely to cause a growth first."""
     hunks: dict[tuple[str, int], list[Edit]] = {}
     for edit in (*edits.lines, *edits.all_lines):
         lines = hunks.setdefault((edit.path, edit.hunk), [])

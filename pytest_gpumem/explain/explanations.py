@@ -1,4 +1,4 @@
-"""Decide which tests are explained, by the options, and hold what a recording shows."""
+"""Decide which tests are explained, and store the explanations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ExplainPolicy:
 
     attribution: Literal["auto", "on", "off"]
     snapshots: Path | None
-    """the folder for snapshots; None: none are written"""
+    """the folder for snapshots; None if none are written"""
     timelines: bool
     """whether a report shows timelines"""
     updating: bool
@@ -43,7 +43,7 @@ class ExplainPolicy:
         return self.attribution != "off"
 
     def records(self, spec: MemorySpec, *, predicted: bool) -> bool:
-        """Return whether a test is recorded from the start, so its own run shows why it failed.
+        """Return whether a test is recorded in its first run, to show why that run failed.
 
         Where memory is predicted, a recording is cheap (benchmarks/speed/attribution.py), and the
         range of the peaks is computed from it. Where kernels run, the cost of a recording has not
@@ -63,7 +63,7 @@ class ExplainPolicy:
         )
 
     def explains_now(self, results: Iterable[Result], *, recorded: bool) -> bool:
-        """Return whether a test's peaks are explained, now that it is judged.
+        """Return whether a test's peaks are explained, once the test is judged.
 
         Peaks that are too high are explained, and peaks that ``gpumem accept`` may write later:
         those of tests that failed by their figures, and, if the run is recorded anyway, all that an
@@ -94,7 +94,7 @@ class ExplainPolicy:
 
 @dataclass(frozen=True)
 class Explanations:
-    """What is known about the peaks of a test and its parts, by part; "" is the whole test."""
+    """The attributions of the peaks of a test and its parts, by part; "" is the whole test."""
 
     recording: Recording | None = None
     attributions: dict[str, tuple[Attribution, ...]] = field(default_factory=dict)
@@ -110,11 +110,11 @@ class Explanations:
 
     @property
     def are_settled(self) -> bool:
-        """Whether the peaks are explained, or known to be unexplainable."""
+        """Whether the peaks are explained, or known to have no explanation."""
         return bool(self.attributions or self.obstacle)
 
     def attached(self, part: str, measurement: Measurement) -> Measurement:
-        """Return a part's measurement with its attributions, or with a note why it has none."""
+        """Return a part's measurement with its attributions, or with a note on why it has none."""
         attributions = self.attributions.get(part, ())
         second_run = [self.second_run] if self.second_run else []
         if not attributions:

@@ -1,7 +1,7 @@
-"""Give hints: what in a recording raises a peak, or will raise the peak of the next step.
+"""Give hints on what raises a peak, or will raise the peak of the next step.
 
-Each is a sentence with a measured number, or with "about" if it is an estimate. A hint needs
-evidence in the recording.
+Each is a sentence with a measured number, or with "about" if it is an estimate. Each hint is based
+on evidence in the recording.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BFLOAT16_SINCE: Final = 8, 0
 
 
 class AnalyzedPeak(NamedTuple):
-    """A peak, with all that is known about its causes."""
+    """A peak with its recording, blocks and breakdown."""
 
     device: Blocks
     blocks: set[Block]
@@ -45,7 +45,7 @@ class AnalyzedPeak(NamedTuple):
     totals: Sequence[int]
     """bytes allocated before the first event and after each one"""
     indices: Sequence[int]
-    """indices of the events in the measured spans, of which one made the peak"""
+    """indices of the events in the measured spans; the peak is at one of them"""
     top: int
     """index of the event that made the peak; -1: the memory was at its peak before all events"""
     breakdown: Breakdown
@@ -98,7 +98,7 @@ def of_peak(analyzed: AnalyzedPeak) -> tuple[Note, ...]:
 
 
 def fresh_optimizer(analyzed: AnalyzedPeak) -> str:
-    """Return a hint that the next step needs more, if optimizers took only their first; else ""."""
+    """Return a hint that the next step needs more, if optimizers took only one step; else ""."""
     steps = analyzed.passes("optimizer")
     number = Counter(optimizer for step in steps for optimizer in step.fresh)
     lone = [

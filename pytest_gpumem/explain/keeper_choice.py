@@ -1,4 +1,4 @@
-"""Choose the keepers that made a line's growth.
+"""Choose the keepers that caused a line's growth.
 
 A baseline has the number and the bytes of a line's blocks, but not their keepers. So a keeper is
 certain only if the growth cannot be made up of other keepers' blocks. Number and bytes do not
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 MAX_STATES: Final = 20_000
 """(number, bytes) states that a search visits before it gives up"""
 MAX_UNSPLIT: Final = MIB
-"""bytes by which blocks of equal requests may differ: the allocator splits off no smaller rest"""
+"""bytes by which blocks of equal requests may differ: the allocator splits off no smaller
+remainder"""
 MAX_OTHERS: Final = 0.75
 """where sizes do not decide, a keeper is certain if the blocks of all others make up at most this
 share of the growth"""
@@ -38,7 +39,7 @@ class KeptBlock(NamedTuple):
     unsplit: int
     """bytes beyond the request"""
     earlier: bool
-    """whether a step before the peak's allocated it"""
+    """whether a step before that of the peak allocated it"""
 
 
 class NamedKeeper(NamedTuple):
@@ -50,7 +51,7 @@ class NamedKeeper(NamedTuple):
 
 
 def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper]:
-    """Return the keepers that made the growth of one line.
+    """Return the keepers that caused the growth of one line.
 
     If sizes do not decide, blocks of earlier steps are preferred: the baseline's peak had blocks of
     its set-up and of its own step too. If that does not decide either, up to three names are
@@ -104,7 +105,7 @@ def _made(
 ) -> Counter[tuple[str, int]] | None:
     """Return how many blocks of each keeper and size make up the growth.
 
-    None if none do, or if there are too many possibilities.
+    None if no blocks do, or if there are too many possibilities.
     """
     total = sum(map(_requested, blocks))
     held_before = sum(block.nbytes for block in blocks) - extra.nbytes
@@ -132,7 +133,7 @@ def _made(
 
 
 def _keepers(way: Counter[tuple[str, int]]) -> int:
-    """Count the keepers of a choice: the fewest are the likeliest."""
+    """Count the keepers in a choice: the choice with the fewest is the likeliest."""
     return len({name for name, _ in way})
 
 

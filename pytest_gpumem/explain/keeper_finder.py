@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.rerun import Runner
 
 ALIKE: Final = 3
-"""after so many tests in a row with one first cause and the same keepers, tests with that cause are
-not run again: the report groups them anyway"""
+"""after this many tests in a row with the same first cause and the same keepers, further tests with
+that cause are not run again: the report groups them anyway"""
 NO_MOMENT: Final = (
     "no keeper is named, because no module's call, backward pass or optimizer's step begins or "
     "ends while the blocks are there"
@@ -48,7 +48,7 @@ class KeeperFinder:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._names: dict[object, list[frozenset[str]]] = {}
-        """by first cause: the keepers' names of each test that was searched"""
+        """for each first cause: the keepers' names found in each test"""
 
     def search(
         self, results: Sequence[Result], explanations: Explanations

@@ -2,8 +2,8 @@
 
 A recording shows which blocks were alive at the peak. In another run of the same step the search
 waits for the last hook before the peak and the first one after it. There it identifies the same
-blocks by counting allocations, and climbs to the objects that refer to them. Of blocks that no name
-leads to, those that a garbage collection frees were garbage at that moment. The search keeps no
+blocks by counting allocations, and climbs to the objects that refer to them. If no name leads to a
+block and a garbage collection frees it, the block was garbage at that moment. The search keeps no
 tensor alive, and allocates nothing.
 """
 

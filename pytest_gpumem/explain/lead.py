@@ -1,7 +1,7 @@
 """Find the causes of a growth, and its lead: the sentence that every report begins with.
 
-A change leads, in this order: an edited line that allocates the memory; a toolchain version; a line
-edited elsewhere. Otherwise the line that grew most leads.
+The lead is the first of these that exists: an edited line that allocates the memory; a changed
+toolchain version; an edited line elsewhere. Without any of them it is the line that grew most.
 """
 
 from __future__ import annotations

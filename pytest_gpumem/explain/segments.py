@@ -76,9 +76,9 @@ def segment_requests(
 
 
 def _cache(device: Blocks, index: int, requested: int) -> tuple[list[int], list[Block]]:
-    """Return the cached pieces before an event, and the live blocks that split the best segment.
+    """Return the cached pieces before an event, and the live blocks in the best segment.
 
-    The best segment has most cached memory of those that are at least as large as the request.
+    The best segment is the one with most cached memory among those as large as the request.
     """
     alive = sorted(
         (block for block in device.history.blocks if block.alive(index)),

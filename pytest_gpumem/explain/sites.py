@@ -32,7 +32,7 @@ class BlockOrigin:
 def users_frame(frames: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the innermost frame outside of torch and this package; None if there is none.
 
-    A decorator's frame that only passes the call on counts only if there is no other.
+    A decorator's frame that only forwards the call counts only if there is no other.
     """
     users = [frame for frame in frames if is_users(frame["filename"])]
     telling = (frame for frame in users if not hands_on(frame["filename"], frame["line"]))

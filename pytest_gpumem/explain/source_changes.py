@@ -25,7 +25,7 @@ class Edit:
     """A line of the project that changed since a baseline was committed."""
 
     path: str
-    """the file, as a :class:`~pytest_gpumem.measurement.Site` has it"""
+    """the file's path, in the format of :class:`~pytest_gpumem.measurement.Site`"""
     line: int
     """current line number, from 1; for a removed line, that of the line now in its place"""
     old: str
@@ -39,7 +39,7 @@ class Edit:
 
 
 class Edits(NamedTuple):
-    """The edits since a baseline's commit; none where git cannot tell."""
+    """The edits since a baseline's commit; none if git cannot determine them."""
 
     commit: str = ""
     number: int = 0
@@ -56,8 +56,8 @@ def changed_lines(root: Path, baseline: Path) -> Edits:
     Uncommitted changes count; comments, docstrings and indents do not.
 
     Returns:
-        no edits where git cannot tell: without git, outside a repository, if the baseline has
-        uncommitted changes, or if a shallow clone has no commit before the baseline's.
+        no edits if git cannot determine them: without git, outside a repository, if the baseline
+        has uncommitted changes, or if a shallow clone has no commit before the baseline's.
     """
     try:
         where, file = ("-C", str(root)), ("--", str(baseline))
@@ -141,5 +141,5 @@ def _codes(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _is_nothing(code: str) -> bool:
-    """Return whether a line has no code, judged by the line alone."""
+    """Return whether a line contains no code, without looking at the lines around it."""
     return not code or code.startswith("#") or not code.strip("()[]{},:'\"")

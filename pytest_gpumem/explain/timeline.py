@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_POINTS: Final = 400
 """points of a timeline; of a longer history, the highest level of each stretch is drawn"""
 COURSE_POINTS: Final = 40
-"""levels of a course, which baselines keep on one line"""
+"""levels of a course, which a baseline file has on one line"""
 
 
 def drawn_timeline(

@@ -41,7 +41,7 @@ FILE_NAMES: Final = {"nbytes": "bytes"}
 
 
 class JsonProblem(ValueError):  # noqa: N818 - each reader makes an error of its own of it
-    """What is wrong with a text, worded to follow the file's name: "is empty"."""
+    """A problem of a file's content, worded to follow the file's name: "is empty"."""
 
     def __init__(self, problem: str, *, encoding: bool = False, conflict: bool = False) -> None:
         super().__init__(problem)

@@ -1,4 +1,4 @@
-"""Fit the line fixed + per sample * size to measured memory, and find what is off the line.
+"""Fit the line fixed + per sample * size to measured memory; find source lines off the line.
 
 Everything here is pure. Sizes are numbers of samples (or of anything), memory is bytes.
 """
@@ -74,7 +74,7 @@ class Scaling:
 
     @property
     def fixed(self) -> int:
-        """Bytes allocated whatever the size."""
+        """Bytes allocated at size 0, according to the line."""
         return round(self.allocated.fixed)
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Stop = Literal["memory", "limit", "no growth", "interrupted"]
 
 MAX_GROWTH: Final = 64
-"""maximum ratio of a probe to the previous value, however little memory that needed"""
+"""maximum ratio of a probe to the previous value, however little memory the previous one needed"""
 GUIDED: Final = 6
 """after this many probes between a fitting and a refused value, every second one bisects"""
 GROWTH: Final = 4
@@ -55,7 +55,8 @@ class Probe:
     peak: Peak
     """the fullest device's peak; if the value does not fit, the peak until the refused request"""
     passes: Peak = _NOTHING
-    """the peak outside of optimizer steps, whose peak may hide how everything else grows"""
+    """the peak outside of optimizer steps; an optimizer's peak may hide how everything else
+    grows"""
     shortage: str = ""
     """why the value does not fit, as "2.00 GiB more requested"; "" if it fits, or if no reason is
     known"""

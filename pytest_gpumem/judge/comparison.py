@@ -41,7 +41,7 @@ class Limit(NamedTuple):
 
     @property
     def strict(self) -> bool:
-        """Whether a figure must be less than the limit; ``nbytes`` is the most that is allowed."""
+        """Whether the limit itself is not allowed; ``nbytes`` is the largest allowed figure."""
         return self.relation is not None and self.relation.name == "less_than"
 
     def __str__(self) -> str:
@@ -217,7 +217,7 @@ class Judged:
     def compare(self, device: int, measured: Peak) -> tuple[Comparison, ...]:
         """Compare both peaks of one device with baseline and budget, and pinned memory if any.
 
-        0 bytes of pinned memory in a baseline count as unknown: older versions did not measure it.
+        A baseline's 0 bytes of pinned memory count as unknown: older versions did not measure it.
         """
         baseline = None if self.entry is None else self.entry.peaks[device]
         old_pinned = baseline.pinned if baseline is not None else 0
@@ -276,7 +276,7 @@ class Judged:
 
     @cached_property
     def highest(self) -> str:
-        """The highest peaks of all devices as text, after the largest value that fits, if any."""
+        """The highest peaks of all devices as text, after the largest fitting value, if any."""
         measurement = self.measurement
         sizes = both_sizes(Peak(measurement.peak_allocated, measurement.peak_reserved))
         if measurement.peak_pinned:

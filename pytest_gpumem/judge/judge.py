@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 MAX_EARLIER = 3
-"""most source lines to name in a note on memory that was allocated before a part began"""
+"""maximum number of source lines in a note on memory that was allocated before a part began"""
 
 
 def judge(  # noqa: PLR0913 - all that a verdict depends on
@@ -159,7 +159,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
 
 
 def _updatable(case: Judged, verdict: Verdict, purpose: str) -> Verdict:
-    """Return a verdict with the advice to record a new baseline; if this run does, it passes.
+    """Return a verdict that advises to record a new baseline, or passes if this run writes it.
 
     ``purpose`` begins the advice: "if this is intended".
     """
@@ -204,7 +204,7 @@ def _too_few_tokens(case: Judged) -> Verdict | None:
 
 
 def _fewer_tokens(case: Judged, compared: Verdict) -> Verdict:
-    """Return a regression if a server's cache shrank, and its profiling run did not grow."""
+    """Return a regression if a server's KV cache shrank although its profiling run did not grow."""
     tolerance = case.policy.tolerance_of("reserved", case.spec.tolerance)
     old = case.entry.cache_tokens if case.entry else None
     finding = server_start.fewer_tokens(case.measurement.servers, old, tolerance)
@@ -377,7 +377,7 @@ def _over_budget_outside(case: Judged) -> Verdict | None:
 
 
 def _growing(case: Judged) -> Verdict | None:
-    """Judge the growth of allocated memory from step to step, on the device where it grew most.
+    """Judge the growth of allocated memory from step to step, on the device that grew most.
 
     None if the marker does not declare ``steady``, or if no device's memory grew.
     """
@@ -601,7 +601,7 @@ def _less_or_larger(limit: Limit, nbytes: int, use_less: str) -> str:
 
 
 def _use_less(case: Judged, device: int) -> str:
-    """Return how to lower a device's peak: keep less if most of it is kept memory, or use less."""
+    """Return advice to lower a device's peak: keep less if most of it is kept, else use less."""
     if case.measurement.garbage * 2 > case.measurement.peak_allocated:
         return KEEP_LESS
     for attribution in case.measurement.attributions[device : device + 1]:

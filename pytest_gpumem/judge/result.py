@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.spec import MemorySpec
 
 
-# A diff of a baseline shows where growth comes from; ten sites are enough, and keep the file small.
+# Ten sites are enough to show in a baseline's diff where growth comes from, and keep the file
+# small.
 KEPT_SITES = 10
 
 Outcome = Literal["", "passed", "failed", "xfail", "unfinished"]
@@ -62,7 +63,7 @@ class Result:
     baseline: bool = True
     """whether the test may have a baseline"""
     expected: bool = False
-    """whether the verdict failed, as the test's ``xfail`` marker expects"""
+    """whether the verdict failed as the test's ``xfail`` marker expects"""
     world_size: int | None = None
     """number of ranks that the marker declares; None if it declares none"""
     rank: int | None = None

@@ -1,6 +1,6 @@
-"""Decide from what an inference server found at its start whether it starts, and with which cache.
+"""Decide whether an inference server starts, and with which KV cache, from its own figures.
 
-A real GPU uses memory that the virtual GPU does not know, so the cache's size is a range there.
+A real GPU uses memory that the virtual GPU cannot predict, so the cache's size there is a range.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
     from pytest_gpumem.sizes import Tolerance
 
 MARGIN: Final = GIB // 10
-"""nearer to its limit a start is not predicted: the same command on the same RTX 3090 started, and
-was refused some minutes later, with 0.08 GiB less (the log files of vllm-offload-profiles)"""
-# The public log files of 50 starts on real GPUs (benchmarks/results/published_servers.txt).
+"""within this many bytes of its limit a start is not predicted: on one RTX 3090 the same command
+started, and failed some minutes later with 0.08 GiB less (log files of vllm-offload-profiles)"""
+# The next three are from public log files of 50 starts on real GPUs
+# (benchmarks/results/published_servers.txt).
 OUTSIDE: Final = 576 * MIB
-"""most memory outside of PyTorch that a server on one GPU uses until it sizes its cache: kernels
-that are loaded when they first run. 0.24 to 0.51 GiB on an H100, 0.34 on an A100"""
+"""upper bound in bytes of the memory outside of PyTorch that a server on one GPU uses before it
+sizes its cache: kernels that are loaded at their first run. 0.24 to 0.51 GiB on an H100, 0.34 GiB
+on an A100"""
 OUTSIDE_OF_SEVERAL: Final = 2304 * MIB
-"""the same on each of several GPUs: NCCL's buffers. 2.06 to 2.13 GiB on H100s"""
+"""the same for each of several GPUs, with NCCL's buffers. 2.06 to 2.13 GiB on H100s"""
 GRAPH: Final = (200 << 10, 1350 << 10)
-"""least and most bytes that a CUDA graph takes on a real GPU in addition: 0.23 MiB on an L4, 0.33
-to 0.96 on an H100, 1.3 on an A100"""
+"""lower and upper bound in bytes of the additional memory that each CUDA graph uses on a real GPU:
+0.23 MiB on an L4, 0.33 to 0.96 MiB on an H100, 1.3 MiB on an A100"""
 MAX_REFUSAL: Final = 160
-"""characters of the server's own error that a verdict shows"""
+"""maximum number of characters of the server's error that a verdict shows"""
 ADVICE: Final = (
     "declare a shorter max_model_len or a larger gpu_memory_utilization, or take a larger card: "
     "gpumem run searches for values with which it starts"
@@ -38,16 +40,16 @@ ADVICE: Final = (
 
 
 def with_unknown(start: ServerStart, devices: int) -> ServerStart:
-    """Return a start on the virtual GPU with what a real GPU uses in addition."""
+    """Return a start on the virtual GPU with the additional memory that a real GPU may use."""
     outside = OUTSIDE if devices == 1 else OUTSIDE_OF_SEVERAL
     graphs = [start.captured * nbytes for nbytes in GRAPH]
-    if start.graphs:  # the server measures its graphs before it sizes the cache
+    if start.graphs:  # the server sets memory aside for graphs before it sizes the cache
         return replace(start, unseen=(graphs[0], outside + graphs[1]))
     return replace(start, unseen=(0, outside), unseen_later=graphs[1])
 
 
 def overflow(start: ServerStart) -> int:
-    """Return the bytes that the device may lack once the cache is allocated; 0 if none."""
+    """Return how many bytes a real GPU may lack once the KV cache is allocated; 0 if none."""
     if start.free is None or start.unseen == (0, 0):
         return 0
     return max(start.unseen_later + MARGIN - start.free, 0)
@@ -62,12 +64,12 @@ def is_too_close(start: ServerStart) -> bool:
 
 
 def shortage(start: ServerStart) -> int:
-    """Return the bytes that the KV cache lacks for a sure start; 0 or less if it starts."""
+    """Return how many bytes the KV cache lacks for a certain start; 0 or less if it lacks none."""
     return start.needed - start.range[0] + (MARGIN if start.unseen != (0, 0) else 0)
 
 
 def why_not_started(starts: Sequence[ServerStart]) -> str:
-    """Return why a server does not start, or may not start, as a sentence; "" if it starts."""
+    """Return, as a sentence, why a server does not start or may not start; "" if it starts."""
     for start in starts:
         if is_too_close(start):
             return f"it is too close to tell whether {start.server} starts: {_lack(start)}"
@@ -116,7 +118,7 @@ def cache_text(start: ServerStart) -> str:
 
 
 def fewer_tokens(starts: Sequence[ServerStart], old: int | None, tolerance: Tolerance) -> str:
-    """Return a sentence if the cache lost more memory than the tolerance; else ""."""
+    """Return a sentence if the KV cache shrank by more than the tolerance; else ""."""
     if not starts or old is None:
         return ""
     start = min(starts, key=lambda each: each.tokens)

@@ -151,7 +151,7 @@ class Kind(str, Enum):
 
     @property
     def by_baseline(self) -> bool:
-        """Whether a new baseline resolves it."""
+        """Whether recording a new baseline resolves such a verdict."""
         return self is not Kind.WITHIN and not self.refusal
 
     __str__ = str.__str__  # the value, in every Python
@@ -190,8 +190,8 @@ class Policy:
     measurement is beyond tolerance; or fail as incomparable"""
 
     launcher: tuple[str, ...] = ("pytest",)
-    """words that the command in a remedy begins with: those that start pytest, or the whole command
-    of ``gpumem run``; empty if no single command runs the test again"""
+    """the first words of a remedy's command: those that start pytest, or the whole command of
+    ``gpumem run``; empty if no single command runs the test again"""
     repeated: tuple[str, ...] = ()
     """this session's command-line options that change figures: a remedy's command must repeat them,
     or it would record another device's baselines"""
@@ -287,7 +287,7 @@ class Lead:
     """file of the source line that it names; "" if it names none"""
     line: int = 0
     place: str = ""
-    """only its subject, which several tests may share: "model.py:29 (Tiny.forward)" """
+    """its subject alone, which several tests may share: "model.py:29 (Tiny.forward)" """
 
 
 class Growth(NamedTuple):
@@ -309,7 +309,7 @@ ExplainGrowth = Callable[[Growth], tuple[tuple[Cause, ...], Lead | None]]
 
 
 def unexplained(growth: Growth) -> tuple[tuple[Cause, ...], Lead | None]:
-    """Return no causes; the lead is another toolchain, if there is one."""
+    """Return no causes; the lead is a changed toolchain, if there is one."""
     return (), growth.toolchain
 
 

@@ -1,4 +1,4 @@
 """Measures memory with the caching allocator's statistics, and keeps other memory out of it.
 
-It may import libraries, devices, recording and base modules.
+It may import devices, recording and base modules.
 """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """environment variable: if it is set, whatever its value, PyTorch bypasses its cache"""
 MAX_COLLECTIONS: Final = 50
-"""limit of collections in a row: each one may free what keeps the next one's garbage alive"""
+"""maximum number of consecutive collections: each one may turn more objects into garbage"""
 SWITCHED_OFF: Final = Note(
     NoteKind.OUTSIDE,
     "the step switched PyTorch's caching allocator off (caching_allocator_enable(False)) "
@@ -98,8 +98,8 @@ def settle(devices: int | range, *, needs_collection: Callable[[], bool] | None 
     cuBLAS workspaces count as allocated, and the first test that calls cuBLAS creates them. They
     are cleared so that every test creates its own.
 
-    If memory is left, ``needs_collection`` decides whether to collect garbage; the default is to
-    collect.
+    If memory is still allocated then, ``needs_collection`` decides whether to collect garbage; by
+    default it is collected.
     """
     measured = device_range(devices)
     for device in measured:
@@ -135,7 +135,7 @@ def collect_garbage() -> None:
 
 @contextmanager
 def own_garbage_only() -> Iterator[None]:
-    """Hide existing objects from Python's cyclic collector, so that it runs at the same points.
+    """Freeze existing objects, so that Python's cyclic collector runs at the same points each time.
 
     The collector is triggered by the number of live and of new objects. If it frees garbage earlier
     or later, a step's peak changes.

@@ -53,7 +53,8 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
 class Measuring:
     """A measurement of a block. Its figures can be read after the block has ended.
 
-    Within a marked test or ``gpumem run`` the block is one more part: other figures do not change.
+    Within a marked test or ``gpumem run`` the block is an additional part: other figures do not
+    change.
     """
 
     def __init__(self, devices: int) -> None:
@@ -146,8 +147,8 @@ def measure(*, devices: int = 1) -> Measuring:
     segments are released. So the figures do not depend on earlier work.
 
     In a marked test, or inside another such block, the block is a part of the test or of the outer
-    block. Then nothing is collected or released before it, because this would change the figures of
-    the whole. Earlier garbage that is still allocated counts.
+    block. Then nothing is collected or released before it, because that would change the test's
+    figures. Earlier garbage that is still allocated counts.
 
     Args:
         devices: how many devices to measure, from the first.

@@ -1,4 +1,4 @@
-"""The memory that PyTorch's compiler allocates for itself, while it compiles and times kernels.
+"""Watches the memory that PyTorch's compiler allocates for itself to compile and time kernels.
 
 Only a first run needs this memory: a later run finds the graphs, and the fastest configuration of
 each kernel, in the caches of Inductor or of the process. Memory that the compiler has freed when it

@@ -1,4 +1,4 @@
-"""cuDNN's dropout state of recurrent networks: each test creates its own, as it would alone.
+"""Replaces cuDNN's dropout state of recurrent networks, so that each test creates its own.
 
 PyTorch creates a device's state (some 4 MiB) at the first recurrent network with dropout, and
 caches it for the life of the process. For later tests it would be foreign memory: their peaks would
@@ -44,10 +44,11 @@ class DropoutStates:
         self._is_foreign: IsForeign | None = None
         """whether the block at (device, address) is older than the test; None outside of tests"""
         self._earlier: list[Tensor] = []
-        """the replaced states: a reference keeps their memory in place until the test has ended"""
+        """the replaced states: references keep their memory allocated until the test has ended"""
         self.notes: tuple[Note, ...] = ()
         self._wrappers: dict[str, Function] = {}
-        """RECURRENT's wrapped functions by name; kept, as torch.jit looks functions up by id"""
+        """RECURRENT's wrapped functions by name; created once, as torch.jit looks functions up by
+        id"""
 
     @contextmanager
     def renewed(self, is_foreign: IsForeign) -> Iterator[None]:

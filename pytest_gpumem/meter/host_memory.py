@@ -1,4 +1,4 @@
-"""The host memory of this process: its resident set, and the part that PyTorch has pinned.
+"""Measures this process's host memory: its resident set, and the part that PyTorch has pinned.
 
 The resident set is Linux's (proc_pid_status(5)). Unlike a device's memory it is not reproducible to
 the byte: it includes modules that a test imports, and memory that the C library caches.

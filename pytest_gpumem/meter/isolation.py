@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Isolation:
-    """Divides devices' memory into a step's own, foreign memory, and plugs in foreign segments.
+    """Divides devices' memory into the step's own, foreign memory, and plugs in foreign segments.
 
     The step's figures are the allocator's, less foreign memory and plugs. Lists have one item per
     device.
@@ -34,12 +34,13 @@ class Isolation:
         self.initial_foreign = [NOTHING] * len(devices)
         """foreign memory when the step began, without plugs"""
         self.kept_foreign = list(self.initial_foreign)
-        """foreign memory that the allocators still hold, including what the step has freed"""
+        """foreign memory that is still allocated, including what the step has freed"""
         self.returned: set[tuple[int, int]] = set()
         """(device, address) of foreign blocks that were freed to the allocator"""
         self._pins = Pins(devices, ())
         self._divided = False
-        """whether foreign memory fragments expandable segments: the step may then reserve more"""
+        """whether foreign memory fragments expandable segments, so that the step may reserve
+        more"""
         self._pinned_lost = 0
         """bytes of foreign pinned memory that were freed; PyTorch may still cache them"""
 
@@ -74,7 +75,7 @@ class Isolation:
         ]
 
     def separate(self, *, count_held: bool) -> None:
-        """Treat memory held now as foreign, on settled devices.
+        """Treat the memory held now as foreign; the devices must be settled.
 
         With ``count_held``, the memory held now belongs to the step instead.
         """
@@ -109,7 +110,7 @@ class Isolation:
         return all(peak == NOTHING for peak in self.read().held)
 
     def has_new_blocks(self) -> bool:
-        """Return whether a block is allocated that was not when the last step began.
+        """Return whether a block has been allocated since the last step began.
 
         Only then is garbage collected before the next step: with many modules loaded a collection
         takes a tenth of a second, and memory that stays would cost every test that time. Older

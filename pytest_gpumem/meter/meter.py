@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 
 ACTIVE: Final[list[Meter]] = []
-"""stack of this process's meters, of which only the last one counts; there are two if a program
-under ``gpumem run`` runs pytest, say"""
+"""stack of this process's meters, of which only the last one counts; there are two if, for example,
+a program under ``gpumem run`` runs pytest"""
 
 
 class Meter:
@@ -141,8 +141,8 @@ class Meter:
         self._stack.callback(ACTIVE.remove, self)
         LOOPS.watch()
         self.isolation.plugs.release()
-        await_autograd()  # its threads may yet free memory, which would count as foreign
-        # Without count_held all memory held is foreign, also if only garbage holds it: collect only
+        await_autograd()  # its threads may still free memory, which would count as foreign
+        # Without count_held all held memory is foreign, even if only garbage holds it: collect only
         # if needed.
         needs_collection = None if count_held else self.isolation.has_new_blocks
         settle(self.devices, needs_collection=needs_collection)
@@ -253,7 +253,7 @@ class Meter:
         return reading.retries - self._first.retries - self._separate_retries
 
     def _before_step(self) -> None:
-        self._stepping = False  # after an error in the last step no hook was called
+        self._stepping = False  # no hook is called after an error in a step
         self.fold()
         self._stepping = True
 
@@ -306,7 +306,7 @@ class Meter:
 
     @contextmanager
     def separately(self, *, record: bool = False) -> Iterator[Tally]:
-        """Tally the memory of a block of code that counts in no other tally.
+        """Tally the memory of a block of code separately: it counts in no other tally.
 
         The device is settled before and after. Memory held before counts too.
 
@@ -344,7 +344,7 @@ class Meter:
         self._open = [tally]
         try:
             yield
-        except BaseException:  # the error ends the step: count the compiler's memory too
+        except BaseException:  # the error ends the step: count the compiler's memory as the step's
             for other in open_tallies:
                 other.raise_to(tally.peaks, stepping=self._stepping)
             raise
@@ -386,7 +386,7 @@ class Meter:
         Autograd's threads free memory after the error is caught, so wait for them, however long
         that takes. Memory that is still held afterwards is referenced.
 
-        ``allocated`` is the sum over all devices of bytes that stay in any case.
+        ``allocated`` is the number of bytes, over all devices, that stay allocated in any case.
         """
         if sum(peak.allocated for peak in self.counted()) > allocated:
             await_autograd()
@@ -430,7 +430,7 @@ class Meter:
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing ran apart, and the step used no memory, not even outside of PyTorch."""
+        """Whether the step had no separate runs and no memory, not even outside of PyTorch."""
         if self._separate_spans or any(peak.reserved or peak.pinned for peak in self.peaks()):
             return False
         return not any(use.outside > 0 for use in self._device_use(self.isolation.read()))
@@ -442,7 +442,7 @@ class Meter:
         return list(outside(spans, holes))
 
     def end_step(self) -> None:
-        """Stop watching garbage: the memory that the step's frames held was in use until now."""
+        """Stop watching garbage: memory that the step's frames release from now on was in use."""
         self._garbage.stop()
 
     # -- the result --

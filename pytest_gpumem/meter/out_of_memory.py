@@ -1,8 +1,8 @@
 """Out-of-memory errors of PyTorch's allocator: the bytes requested, the bytes held, the line.
 
 The error's class (``torch.OutOfMemoryError``) identifies it, never its message. The figures come
-from an observer attached to the allocator; if it saw nothing, from the rounded figures in the
-message.
+from an observer attached to the allocator, or if the observer was not called, from the rounded
+figures in the message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OutOfMemoryWatch:
         self._refusals = []
 
     def start(self, own: Callable[[Peak, int], Peak] = lambda held, _device: held) -> None:
-        """Forget earlier errors; ``own`` reduces a device's memory to the step's part."""
+        """Forget earlier errors; ``own`` returns the step's part of a device's memory."""
 
         def observe(device: int, requested: int, _limit: int, _free: int) -> None:
             self._refusals.append(Refusal(device, requested, self._own(current(device), device)))

@@ -1,4 +1,4 @@
-"""Tally the highest memory so far of a step, or of a part of it, by the allocator's statistics.
+"""Tally the highest memory so far of a step, or of a part of it, from allocator statistics.
 
 A recording's log gives the same peaks (all 43 of the examples, to the byte), and also the blocks
 held at the time. Tallies are still needed: a first run on a real GPU is not recorded, a recorded
@@ -129,7 +129,7 @@ class CompilerMemory:
         self._left = list(map(sum, zip(self._left or [0] * number, left, strict=True)))
 
     def notes(self, peaks: Sequence[Peak]) -> list[str]:
-        """Return sentences about the compiler's memory that is large beside the step's peaks."""
+        """Return sentences about the compiler's memory if it is large relative to the peaks."""
         if not self.spans:
             return []
         more = fullest(list(map(minus, self._highest, peaks))).allocated

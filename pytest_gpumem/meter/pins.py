@@ -1,4 +1,4 @@
-"""Pin foreign memory: keep it where it is until the step has ended.
+"""Pin foreign memory: keep it allocated until the step has ended.
 
 If a step frees foreign memory (it empties an earlier test's list, say), the allocator would reuse
 these blocks for the step: it would reserve less than alone, and a limit would not hold. So the
@@ -61,7 +61,7 @@ class Pins:
         self._lost = 0
         """bytes of unpinned blocks that were freed"""
         self.ranges: list[tuple[int, int, int]] = []
-        """(device, start, end) of each foreign segment, or page of an expandable segment"""
+        """(device, start, end) of each foreign segment, or of each page of an expandable segment"""
         if not foreign:
             return
         plugs: dict[BlockKey, Plug] = {}
@@ -148,7 +148,7 @@ class Pins:
         ]
 
     def holds(self, place: BlockKey) -> bool:
-        """Return whether a foreign block begins at this place."""
+        """Return whether a foreign block begins at this address."""
         return place in self._pins or place in self._loose
 
     # -- foreign memory that becomes something else --
@@ -294,7 +294,7 @@ class _Finder:
         return all(self._remembered(places).values())
 
     def forget(self, places: Iterable[BlockKey]) -> None:
-        """Remove these places from the cache."""
+        """Remove the blocks at these addresses from the cache."""
         for place in places:
             self._known.pop(place, None)
 

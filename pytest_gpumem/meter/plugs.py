@@ -139,7 +139,7 @@ class Plugs:
                 self.sizes[self._devices.index(device)] -= size
 
     def take(self) -> dict[tuple[int, int], int]:
-        """Return the bytes of each plug by (device, address); the caller then owns the blocks."""
+        """Transfer the plugs to the caller: return the bytes of each by (device, address)."""
         taken = {place: VIEW.remove_plug(*place).size for place in self.blocks}
         self.blocks.clear()
         self.sizes = [0] * len(self.sizes)

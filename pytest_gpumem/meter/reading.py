@@ -20,13 +20,13 @@ Stats = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The figures of all measured devices, read at one moment; one item per device.
+    """The figures of all measured devices at one moment; each tuple has one item per device.
 
     Figures named ``own_...`` are the step's: the allocator's, less foreign memory and plugs.
     """
 
     held: tuple[Peak, ...]
-    """what the allocators hold"""
+    """the bytes that the allocators hold"""
     highest: tuple[Peak, ...]
     """the allocators' peaks since they were last reset"""
     own_held: tuple[Peak, ...]

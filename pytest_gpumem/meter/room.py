@@ -1,4 +1,4 @@
-"""Limit the memory that a step may reserve, by PyTorch's cap and by a virtual device's size.
+"""Limit the memory that a step may reserve: by PyTorch's cap, and a virtual device's size.
 
 Both grow by the foreign memory (see :mod:`pytest_gpumem.meter.isolation`), so that the step has as
 much as if it ran alone.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StepRecording:
-    """The recorder of a step; each method does nothing where none runs."""
+    """The recorder of a step; each method does nothing if no recording is running."""
 
     def __init__(self, plugs: Plugs) -> None:
         self._plugs = plugs
@@ -49,7 +49,7 @@ class StepRecording:
         return self._recorder.own_work(settles=settles) if self._recorder else nullcontext()
 
     def known(self, blocks: Collection[tuple[int, int]]) -> Known:
-        """Return what the recording knows of live blocks, by (device, address)."""
+        """Return the tensors that the recording has seen in live blocks, by (device, address)."""
         return self._recorder.known(blocks) if self._recorder else dict.fromkeys(blocks, ())
 
     def take(self, known: Known) -> None:

@@ -71,7 +71,7 @@ class GarbageWatch:
                     keep_for_reuse()
 
     def notes(self, peaks: Sequence[int]) -> list[str]:
-        """Return a sentence if the garbage is large beside the peaks, which are bytes; else []."""
+        """Return a sentence if the garbage is large compared with the peaks (in bytes); else []."""
         if self.most < MIB or self.most * MIN_SHARE < max(peaks):
             return []
         sentence = (

@@ -1,4 +1,4 @@
-"""The pytest plugin, an entry point of the package. It may import every room but cli and explain.
+"""The pytest plugin, an entry point of the package; it may import all packages but cli and explain.
 
 pytest loads this package by the entry point ``gpumem``, and with ``-p pytest_gpumem.plugin``, so
 its hooks must be names of this module.

@@ -78,7 +78,7 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
 
 
 def choose_where_torch_is_imported(config: pytest.Config) -> None:
-    """Choose the device now if all code should see the GPU and torch is already imported."""
+    """Choose the device now if unmarked code may see the GPU and torch is already imported."""
     if "torch" in sys.modules and config.stash[SETTINGS].shown_always:
         choice_of(config)
 

@@ -26,18 +26,18 @@ def pytest_gpumem_defaults(item: pytest.Item) -> Mapping[str, object] | None:
 def pytest_gpumem_measured(
     item: pytest.Item, part: str, measurement: Measurement
 ) -> Measurement | None:
-    """See a measurement before it is judged, or return another one to be judged in its place.
+    """Inspect a measurement before it is judged, or return another one to be judged instead.
 
     ``part`` is the name given to ``gpu_memory.measure``, "" for the whole test. The first result
-    that is not None is taken; to change one field use ``dataclasses.replace``.
+    that is not None is used; to change one field use ``dataclasses.replace``.
     """
 
 
 @pytest.hookspec
 def pytest_gpumem_judged(item: pytest.Item, result: Result) -> None:
-    """See the verdict on a measurement, before the test's report is made."""
+    """Inspect the verdict on a measurement, before the test's report is created."""
 
 
 @pytest.hookspec
 def pytest_gpumem_report(config: pytest.Config, report: Report) -> None:
-    """See the record of a session at its end, for example to write a report of another form."""
+    """Inspect the record of a session at its end, for example to write another report format."""

@@ -84,9 +84,10 @@ class ItemHooks:
         self._session: MemorySession | None = None
         self._marked_fixtures: set[pytest.FixtureDef[Any]] = set()
         self._errors: list[BaseException] = []
-        """errors of the running test: their frames keep its tensors alive"""
+        """errors of the running test, whose frames keep its tensors alive"""
         self._phase_runs = False
-        """whether a test is being set up, called or torn down: a report made then is a subtest's"""
+        """whether a test is being set up, called or torn down: a report created meanwhile is a
+        subtest's"""
         self._failed_fixtures: list[tuple[Any, pytest.FixtureRequest]] = []
         """fixtures of wider scope that failed in an unmarked test, each with its request"""
 
@@ -193,7 +194,7 @@ class ItemHooks:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Open the device for a marked test, so that its fixtures are set up under its cap.
 
-        Not a wrapper: when this fails or skips, wrappers of other plugins must have started.
+        Not a hook wrapper: if this raises or skips, other plugins' wrappers must have started.
         """
         self._forget_errors()  # if this is a rerun, the previous try may have left some
         if CALL_RESULTS in item.stash:
@@ -279,7 +280,7 @@ class ItemHooks:
         except Exception as error:
             from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 
-            if find_out_of_memory(error) is not None:  # there may be room for it in the next test
+            if find_out_of_memory(error) is not None:  # the next test may have room for the fixture
                 fixturedef.finish(request)  # type: ignore[arg-type] # it is a SubRequest
             raise
         watch_uses(fixturedef, lambda: runner.use(fixturedef))
@@ -385,7 +386,7 @@ class ItemHooks:
         """Tear down the test's own fixtures; return their error with its frames cleared, or None.
 
         The frames keep memory alive. The error's report needs them, so it is made before they are
-        cleared. For a debugger they stay: the error is raised, and no leak is judged.
+        cleared. For a debugger the frames are kept: the error is raised, and no leak is judged.
         """
         __tracebackhide__ = True
         try:
@@ -417,7 +418,7 @@ class ItemHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_exception_interact(self) -> Generator[None, object, object]:
-        """Clear a subtest's error once debuggers have seen it, so that it keeps nothing alive."""
+        """Clear a subtest's error after debuggers have used it, so that it keeps nothing alive."""
         try:
             return (yield)
         finally:

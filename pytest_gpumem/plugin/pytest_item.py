@@ -36,7 +36,7 @@ CARD: Final = "_gpumem_card"
 RANK: Final = "_gpumem_rank"
 """CARD and RANK name fixtures whose only purpose is to parametrize a test"""
 MAX_RANKS: Final = 4096
-"""the most ranks that "all" may stand for"""
+""""all" may request at most this many ranks"""
 
 
 def terminal_stream(config: pytest.Config) -> object:
@@ -260,7 +260,7 @@ class PytestItem:
         return hidden[0].value if hidden else None
 
     def replace_hidden_error(self) -> None:
-        """Store the error that is being handled in place of the hidden one."""
+        """Replace the hidden error by the one that is being handled."""
         self._private._excinfo = [pytest.ExceptionInfo.from_current()]
 
     def _hidden_infos(self) -> list[pytest.ExceptionInfo[BaseException]]:
@@ -381,7 +381,7 @@ class PytestItem:
 def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:
     """Parametrize a test that has several cards or ranks in its marker.
 
-    Mistakes in a marker are reported by the test's setup, not here.
+    Errors in a marker are reported by the test's setup, not here.
 
     ``cards`` are the session's, which apply to every test; without them the marker's apply.
     """
@@ -397,7 +397,7 @@ def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:
     ranks, world_size = fields.get("ranks"), fields.get("world_size")
     if isinstance(ranks, str) and str.__str__(ranks) == "all" and isinstance(world_size, int):
         ranks = range(world_size) if 1 <= world_size <= MAX_RANKS else ranks
-    # The test's own setup reports anything else, and too many ranks.
+    # The test's setup reports everything else, including too many ranks.
     if (
         isinstance(ranks, (list, tuple, range))
         and len(ranks) <= MAX_RANKS

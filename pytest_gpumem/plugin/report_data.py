@@ -50,13 +50,13 @@ def data_of(report: pytest.TestReport | pytest.CollectReport) -> ReportData:
 
 
 def has_verdict(report: pytest.TestReport) -> bool:
-    """Return whether a report has results and no error of the test's own."""
+    """Return whether a report has results, and the test had no error of its own."""
     data = data_of(report)
     return "results" in data and "own_error" not in data
 
 
 def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
-    """Return the outcome of a phase that the test's own code decided; None for a rerun."""
+    """Return how a test's own code ended a phase; None if the phase will be rerun."""
     from pytest_gpumem.report.model import OwnOutcome
 
     nodeid = data_of(report).get("nodeid", report.nodeid)

@@ -176,7 +176,7 @@ class GpuMemPlugin:
         gateway = getattr(getattr(report, "node", None), "gateway", None)
         is_first = getattr(gateway, "id", "") == self._first_worker
         if self.config.getoption("dist", "no") == "each" and not is_first:
-            return  # with --dist=each every worker runs every test
+            return  # with --dist=each every worker runs each test; one result is enough
         outcome: Outcome = "failed" if "own_error" in data else ""
         self.results.add(
             data.get("nodeid", report.nodeid),

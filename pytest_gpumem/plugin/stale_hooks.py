@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "gpumem-collecting"
 SENT: Final = "gpumem_stale"
-"""the key of a worker's answer in its ``workeroutput``"""
+"""the key of a worker's stale baselines in its ``workeroutput``"""
 NARROWING: Final = {
     "keyword": "-k",
     "markexpr": "-m",
@@ -56,7 +56,7 @@ _UNFINISHED: Final = (
 
 _OK: Final = pytest.ExitCode.OK
 MAX_NAMES: Final = 3
-"""tests that one line of the terminal names"""
+"""maximum number of tests that a line of the terminal names"""
 
 
 class StaleHooks:
@@ -70,7 +70,7 @@ class StaleHooks:
         self._errors: Sequence[BaselineError] = ()
         """why some stale baselines could not be deleted"""
         self._answers: list[dict[str, Any]] = []
-        """the answers of pytest-xdist's workers, as sent under :data:`SENT`"""
+        """what pytest-xdist's workers sent under :data:`SENT`"""
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Record a test."""
@@ -183,7 +183,7 @@ class StaleHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
-        """Store a worker's answer; a worker that crashed has none."""
+        """Store the stale baselines that a worker sent; a worker that crashed sent none."""
         output = getattr(node, "workeroutput", None) or {}
         if SENT in output:
             self._answers.append(output[SENT])
@@ -271,7 +271,7 @@ def find_stale(
     if collection.partial:
         return []
     tests = collection.tests
-    there: dict[str, bool] = {}  # one look at the disk per file, not per test
+    there: dict[str, bool] = {}  # cached, to access the disk once per file
     stale = set()
     for key in keys:
         module, nodeid = key.module, key.nodeid

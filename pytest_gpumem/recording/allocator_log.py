@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Recording, Span, Tag
 
 TAKEN: Final = frozenset({"segment_alloc", "segment_map"})
-"""actions by which the allocator reserves device memory"""
+"""actions of events in which the allocator reserves device memory"""
 GIVEN: Final = frozenset({"segment_free", "segment_unmap"})
-"""actions by which the allocator returns memory to the device"""
+"""actions of events in which the allocator returns memory to the device"""
 BLOCK: Final = 512
 """bytes; sizes are rounded up to its multiples (kMinBlockSize)"""
 SMALL: Final = 1 * MIB
@@ -52,7 +52,7 @@ class Block:
     requested: int = 0
     """bytes that the program requested"""
     unsplit: int = 0
-    """bytes beyond its rounded request that the allocator did not split off"""
+    """bytes beyond the rounded request that the allocator did not split off"""
 
     def alive(self, index: int) -> bool:
         """Return whether the block is allocated after the event with this index."""
@@ -84,7 +84,8 @@ class AllocatorLog:
         self.allocated: dict[int, Block] = {}
         """each block of the history, by index of the event that allocated it"""
         self.taken_back: dict[int, Block | None] = {}
-        """by index of a free_completed event: the block; None if the history does not show it"""
+        """the block of each free_completed event, by the event's index; None if the history does
+        not show it"""
         self._divisions = [
             int(value) for value in (settings.get("roundup_power2_divisions") or {}).values()
         ]
@@ -125,7 +126,7 @@ class AllocatorLog:
     def events_in(self, span: Span) -> range:
         """Return the indices of a span's events, and of the event before them.
 
-        Memory after that event is what the span begins with.
+        The memory after that event is the level at which the span begins.
         """
         first = bisect_left(self.times, span.start) - 1
         return range(first, bisect_right(self.times, span.end))

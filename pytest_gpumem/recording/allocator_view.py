@@ -79,20 +79,20 @@ class Plug(NamedTuple):
     pool: str
     """the allocator's pool: ``"small_pool"`` or ``"large_pool"``"""
     fills: bool
-    """whether the plug takes up a whole free block; if not, the rest of that block stays free"""
+    """whether the plug fills a whole free block; otherwise the rest of that block stays free"""
     requested: int = -1
     """bytes that were requested; -1 if as many as ``size``"""
     split: bool = True
     """whether the block is only a part of its segment"""
 
     def figures(self) -> Iterator[tuple[str, int]]:
-        """Yield each statistic of allocated blocks, with what the plug adds to it."""
+        """Yield each statistic of allocated blocks, with the number that the plug adds to it."""
         yield from ((count, 1) for count in COUNTS)
         yield from ((nbytes, self.size) for nbytes in SIZES)
         yield REQUESTED, self.size if self.requested < 0 else self.requested
 
     def current_figures(self) -> Iterator[tuple[Path, int]]:
-        """Yield each current figure of the device, with what the plug adds to it."""
+        """Yield each current figure of the device, with the number that the plug adds to it."""
         for pool in ("all", self.pool):
             yield from (
                 ((statistic, pool, "current"), share) for statistic, share in self.figures()
@@ -102,7 +102,7 @@ class Plug(NamedTuple):
                 yield ("inactive_split_bytes", pool, "current"), -self.size
 
     def freed_figures(self) -> Iterator[tuple[Path, int]]:
-        """Yield each total of freed memory, with what freeing the plug adds to it."""
+        """Yield each total of freed memory, with the number that freeing the plug adds to it."""
         for pool in ("all", self.pool):
             yield from (((statistic, pool, "freed"), share) for statistic, share in self.figures())
 
@@ -137,17 +137,18 @@ class AllocatorView:
         """PyTorch's functions for the type of device that is measured"""
         self._real: dict[str, Callable[..., Any]] = {}
         self._peaks: defaultdict[int, dict[Path, int]] = defaultdict(dict)
-        """by device and statistic: the test's peak before the measurement's last reset"""
+        """for each device, the test's peaks before the measurement's last reset"""
         self._noted: dict[int, Stats] = {}
-        """by device: the statistics whose peaks are already in ``_peaks``"""
+        """for each device, statistics read just before a reset, whose peaks are already in
+        ``_peaks``"""
         self._pinned_peaks: dict[Path, int] = {}
-        """by statistic of pinned memory: the test's peak before the measurement's last reset"""
+        """the test's peaks of pinned memory before the measurement's last reset"""
         self._hidden: defaultdict[int, defaultdict[Path, int]] = defaultdict(
             lambda: defaultdict(int)
         )
-        """by device, then by counter or total: what the measurement added"""
+        """for each device, the numbers that the measurement has added to counters and totals"""
         self._earlier_retries: defaultdict[int, int] = defaultdict(int)
-        """by device: allocation retries before the test's code last reset the totals"""
+        """for each device, allocation retries before the test's code last reset the totals"""
         self._listeners: list[Callable[[], object]] = []
         self._readers: list[Callable[[], object]] = []
         """called before the test's code reads a figure"""
@@ -164,7 +165,7 @@ class AllocatorView:
         self.plugs: dict[tuple[int, int], Plug] = {}
         """by device and address: blocks that snapshots and statistics show as free"""
         self._plugged: defaultdict[int, Counter[Path]] = defaultdict(Counter)
-        """by device and current figure: what the plugs add"""
+        """for each device, the numbers that the plugs add to current figures"""
 
     def install(self) -> None:
         """Wrap the bindings, once."""
@@ -212,7 +213,7 @@ class AllocatorView:
         with self._unchanged(), _inductor_not_imported():
             snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         if self.history.has_frames_of_cpp:
-            # Names such as "<string>" and "<frozen importlib._bootstrap>" are Python's, too.
+            # File names such as "<string>" and "<frozen importlib._bootstrap>" are Python's, too.
             _keep_frames(snapshot, lambda filename: filename.endswith((".py", ">")))
         return snapshot
 
@@ -519,7 +520,7 @@ class AllocatorView:
 
 
 class _NamesButInductor(set[str]):
-    """A set of module names in which the thread that made it does not find Inductor's name."""
+    """A set of module names that hides Inductor's name from the thread that created the set."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(names)

@@ -48,7 +48,7 @@ class Uncounted:
     __slots__ = ("_count", "_enabled")
 
     at_entering: ClassVar[int] = 0
-    """change of the count in an empty block: Python 3.11 frees the bound method that it called"""
+    """change of the count by an empty block: Python 3.11 frees the bound method that it called"""
 
     def __enter__(self) -> None:
         """Stop collections, and remember the count."""
@@ -67,7 +67,7 @@ class Uncounted:
             gc.enable()
 
     def made(self) -> int:
-        """Return the number of objects made inside so far, less those freed."""
+        """Return the number of objects created inside so far, minus those freed."""
         return gc.get_count()[0] - self._count - self.at_entering
 
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 def grown_blocks(blocks: Iterable[Block], ends: Sequence[float], first: int) -> dict[Block, int]:
     """Return the blocks by which memory grew in the last steps, with the bytes each one added.
 
-    ``ends`` are the times at which steps ended; ``first`` is the index of the step before
-    the last steps.
+    ``ends`` are the times at which steps ended; ``first`` is the index of the step just before
+    these last steps.
 
     Some blocks that were allocated in the last steps and stayed replace blocks that were freed,
     such as the batch of the last step. The youngest blocks replace freed blocks with the same
     Python stack, or the same size; a block that is larger than the one it replaces counts by the
-    difference. A variable may still refer to a block of the very last step that a next step would
-    free: if step ``first`` left a block with the same stack and size, that older block counts
+    difference. A variable may still refer to a block of the last step that a further step would
+    free. If step ``first`` left a block with the same stack and size, that older block counts
     instead.
     """
     start, end = ends[first], ends[-1]

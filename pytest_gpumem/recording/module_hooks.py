@@ -40,7 +40,7 @@ def hook_calls(
         def call_module(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the module
             __tracebackhide__ = True
             if "_modules" not in module.__dict__:
-                return call(module, *args, **kwargs)  # raises: __init__ did not run
+                return call(module, *args, **kwargs)  # raises, because __init__ did not run
             before(module, args)
             if after is None:
                 return call(module, *args, **kwargs)

@@ -67,12 +67,12 @@ class Observer:
         self._numbers = itertools.count()
         """yields the number of the next call or pass"""
         self._active: list[int] = []
-        """one flat list with two elements for each call under way, outermost first: the module's id
-        and the call's number"""
+        """the running calls, outermost first, as a flat list: the module's id and the call's number
+        for each"""
         self._backwards = 0
-        """number of backward passes under way, including nested ones"""
+        """number of running backward passes, including nested ones"""
         self._step: int | None = None
-        """the number of the optimizer step under way; None if there is none. If the step raises,
+        """the number of the running optimizer step; None if there is none. If the step raises,
         PyTorch runs no hook at its end, and a later hook resets the number"""
         self._wrapper: CodeType | None = None
         """the code of PyTorch's wrapper around every optimizer step"""

@@ -37,7 +37,7 @@ class _Progress:
     """bytes; the peak when its first step began"""
     state_bytes: int = 0
     bytes_without_gradient: int = 0
-    """bytes of the parameters without a gradient, in the step in which these were most"""
+    """bytes of the parameters without a gradient, in the step with most of them"""
 
 
 class OptimizerWatch:
@@ -60,7 +60,7 @@ class OptimizerWatch:
         self._peak = peak
         self._progress: dict[int, _Progress] = {}
         self._under_way: list[int] = []
-        """ids of the optimizers whose step is under way, outermost first"""
+        """ids of the optimizers whose step is running, outermost first"""
         self._stack = ExitStack()
 
     def start(self) -> None:
@@ -135,11 +135,11 @@ class OptimizerWatch:
         """Return the ids of the optimizers whose steps contain the step of ``wrapper``.
 
         No hook runs at the end of a step that raises: the frames on the stack show how many steps
-        are under way.
+        are still running.
         """
         depth = steps_around(wrapper.f_back, wrapper.f_code)
         del self._under_way[depth:]
-        # No hook ran for steps that were under way when the watch began.
+        # No hook ran for steps that were already running when the watch began.
         self._under_way += [0] * (depth - len(self._under_way))
         return list(self._under_way)
 
@@ -196,7 +196,7 @@ def bytes_without_gradient(optimizer: Optimizer) -> int:
 
 
 def steps_around(frame: FrameType | None, wrapper: CodeType | None) -> int:
-    """Count the optimizer steps under way, from a frame outwards."""
+    """Count the running optimizer steps, from a frame outwards."""
     number = 0
     while frame is not None:
         number += frame.f_code is wrapper

@@ -1,4 +1,4 @@
-"""Read what is behind a tensor: tensors that its class (DTensor, torchao) wraps, its gradient."""
+"""Read a tensor's gradient, and the plain tensors that its class (DTensor, torchao) wraps."""
 
 from __future__ import annotations
 

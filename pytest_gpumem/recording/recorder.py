@@ -53,7 +53,7 @@ class Recorder:
         return known
 
     def take(self, known: Known) -> None:
-        """Record that from now on this run uses blocks that an earlier one allocated."""
+        """Record that this run uses, from now on, blocks that an earlier run allocated."""
         self._recording.taken.append((now(), known))
 
     def so_far(self) -> Recording:

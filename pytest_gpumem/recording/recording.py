@@ -61,12 +61,12 @@ class Pass:
     """the user's line that started it"""
     end: float = _INFINITY
     fresh: dict[int, str] = field(default_factory=dict)
-    """only for an optimizer step: the class of each optimizer that stepped, by its id; "" if it had
-    state already"""
+    """for an optimizer step, the class of each optimizer that stepped, by its id; "" for an
+    optimizer that already had state"""
 
 
 class Span(NamedTuple):
-    """A stretch of time, in microseconds since 1970."""
+    """A time span, in microseconds since 1970."""
 
     start: float
     end: float
@@ -105,8 +105,7 @@ class Recording:
     cleared: list[Span] = field(default_factory=list)
     """times in which the cuBLAS workspaces were freed"""
     retained_graphs: dict[int, Line] = field(default_factory=dict)
-    """by sequence number of the graph's last node: the user's line whose backward pass retained the
-    graph"""
+    """lines whose backward pass retained its graph, by sequence number of the graph's last node"""
     zeroed_gradients: list[Line] = field(default_factory=list)
     """user lines that called ``zero_grad(set_to_none=False)``"""
     plugs: list[tuple[int, int]] = field(default_factory=list)

@@ -101,7 +101,7 @@ class ReferenceGraph:
         return groups
 
     def _without_weak(self) -> ReferenceGraph:
-        """Return the graph without its weak references to what names reach in another way."""
+        """Return the graph without weak references to objects that names reach in another way."""
         if not self.weak:
             return self
         strong = {
@@ -192,7 +192,7 @@ class ReferenceGraph:
         kept = {key: self.bytes_of(blocks & among) for key, blocks in reached.items()}
         most = max(kept.values())
         keys = [key for key, nbytes in kept.items() if nbytes == most]
-        if len(keys) > 1:  # prefer what frees most, then the outer one, then the longest-lived name
+        if len(keys) > 1:  # what frees most, then the outermost, then the longest-lived name
             freed = {key: self._freed(among & reached[key], {*without, key}) for key in keys}
             inner = {key for outer in keys for key in self.all_below([outer], without) - {outer}}
             keys.sort(key=lambda key: (-freed[key], key in inner, min(self.names[key])))

@@ -50,15 +50,15 @@ _WHOLE: Final = (list, tuple, set, frozenset, deque)
 
 
 class BlockKeeper(NamedTuple):
-    """What keeps a block alive: a name in the program, and the way from there to the block."""
+    """What keeps a block alive: a name in the program, and the path from there to the block."""
 
     name: str = ""
     """the program's name of what keeps the block; "" if nothing with a name does"""
     way: tuple[str, ...] = ()
-    """the objects from that name, or from the outermost object without one, to the block, in
-    words"""
+    """words for the objects from that name (or from the outermost object, without a name) to the
+    block"""
     holder: str = ""
-    """the name, and the start of the way that all blocks of one holder share"""
+    """the name, and the start of the path that all blocks of one holder share"""
     others: tuple[str, ...] = ()
     """other holders: the block is freed only if they release it, too"""
     is_of_graph: bool = False
@@ -79,7 +79,7 @@ def holders(blocks: Mapping[BlockKey, int]) -> tuple[Holder, ...]:
     with _searched(blocks) as search:
         found = [search.holder(group) for group in search.graph.groups(MAX_GROUPS)]
         found.sort(key=lambda holder: (-holder.nbytes, holder.text))
-        # What the program does not refer to comes last: no name frees it.
+        # Memory without a name in the program comes last: no name frees it.
         found += search.without_a_name()
     return tuple(found[:MAX_HOLDERS])
 
@@ -131,7 +131,7 @@ class _Search:
         self._hooks: set[Any] = set()
         """ids of saved-tensor hooks that were visited"""
         self._roots: dict[int, Any] = {}
-        """objects that give names to others (modules' variables, classes, fixtures), by id"""
+        """objects that name others (modules' variables, classes, fixtures), by id"""
         self.is_cut = False
         self._heap = _Heap()
         self._names = ProgramNames()

@@ -61,7 +61,7 @@ class HistorySettings(NamedTuple):
 
 
 class SharedHistory:
-    """The measurement's histories under way, and the one that the test's code switched on."""
+    """The measurement's running histories, and the one that the test's code switched on."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class SharedHistory:
         self._traces = traces
         self._switch = switch
         self._running = 0
-        """number of the measurement's histories under way"""
+        """number of running histories of the measurement"""
         self._of_test: HistorySettings | None = None
         self._test_start = 0
         """when the test's code switched its history on, in microseconds since 1970"""
@@ -99,7 +99,7 @@ class SharedHistory:
 
     @property
     def has_frames_of_cpp(self) -> bool:
-        """Whether the test's code asked for C++ frames, so that the real history has them."""
+        """Whether the test's code requested C++ frames, so that the real history has them."""
         return self._of_test is not None and self._of_test.stacks == "all"
 
     @property
@@ -112,7 +112,7 @@ class SharedHistory:
         self._hidden_times.append((start, time.time_ns() // 1000 + 1))
 
     def begin(self, stack: ExitStack) -> None:
-        """Switch the history on until the stack closes; the test's code sees its own events."""
+        """Switch the history on until the stack closes; the test's code sees only its events."""
 
         def end() -> None:
             self._notify()
@@ -125,7 +125,7 @@ class SharedHistory:
         stack.callback(end)
 
     def _restart(self) -> None:
-        """Restart the real history with settings that serve every history under way."""
+        """Restart the real history with settings that include every running history's."""
         import torch
 
         if self._of_test is not None:
@@ -135,7 +135,7 @@ class SharedHistory:
             self._record()
 
     def _record(self) -> None:
-        """Make PyTorch record for all histories under way, without dropping events."""
+        """Make PyTorch record for all running histories, without dropping events."""
         import torch
 
         of_test = self._of_test

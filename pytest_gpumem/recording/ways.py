@@ -1,4 +1,4 @@
-"""Describe the way from a name to a tensor: the objects on it, as "attribute log of Trainer"."""
+"""Describe the path from a name to a tensor by its objects, as "attribute log of Trainer"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_FIXTURES: Final = (dict, list, tuple)
 
 
 def words_of(path: Sequence[object]) -> tuple[str, ...]:
-    """Return the words for the objects on a way; tensors, cells and tracebacks get none."""
+    """Return the words for the objects on a path; tensors, cells and tracebacks get none."""
     import torch
 
     words: list[str] = []
@@ -67,7 +67,7 @@ def words_of(path: Sequence[object]) -> tuple[str, ...]:
 
 
 def shared_words(ways: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the common beginning of some ways."""
+    """Return the common beginning of several paths in words."""
     shared: tuple[str, ...] | None = None
     for way in ways:
         if shared is None:
@@ -81,7 +81,7 @@ def shared_words(ways: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def with_way(name: str, words: Sequence[str]) -> str:
-    """Append the way to a name: "global variable CACHE of test_it.py (list of 5)"."""
+    """Append the path to a name: "global variable CACHE of test_it.py (list of 5)"."""
     return f"{name} ({', '.join(words)})" if words else name
 
 

@@ -1,4 +1,4 @@
-"""Wrap PyTorch's own functions such that ``torch.compile`` compiles code without the wrappers.
+"""Wrap PyTorch's own functions so that ``torch.compile`` compiles code without the wrappers.
 
 Guards of compiled code compare PyTorch's functions by identity and its dictionaries of global hooks
 by their keys, and Dynamo inlines the hooks. A replaced function or a registered hook would reorder
@@ -53,10 +53,10 @@ class WrappedFunctions:
         self._hooks: list[tuple[MutableMapping[int, Any], int]] = []
         """registered hooks: dictionary and key of each"""
         self._lasting: dict[FunctionType, tuple[CodeType, list[Callable[..., Any]]]] = {}
-        """functions whose code Dynamo's guards compare. Each has the code that it gets while it is
+        """functions whose code Dynamo's guards compare: for each, the code that it has while it is
         wrapped, which must never change, and the list whose first element that code calls"""
         self._traces = 0
-        """number of tracers at work, including nested ones"""
+        """number of active tracers, including nested ones"""
         self._hidden: list[tuple[MutableMapping[int, Any], int, dict[int, Any]]] = []
         """hidden hooks: the dictionary, the key, and the dictionary's content before"""
 
@@ -66,8 +66,8 @@ class WrappedFunctions:
         """Wrap functions until the stack is closed.
 
         Each of ``arounds`` takes the original function and returns the one to call instead.
-        ``traced``: Dynamo traces the functions; pass False where it breaks the graph instead,
-        because guards then compare the function's code.
+        ``traced``: Dynamo traces the functions; pass False if it breaks the graph instead, because
+        guards then compare the function's code.
         """
         for function, around in arounds.items():
             self._around.setdefault(function, []).append(around)
@@ -177,7 +177,7 @@ def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
 
     Args:
         declared: the code's parameters, as in a signature.
-        handed: the arguments that it passes on, as in a call.
+        passed: the arguments of the call, as in source code.
         free: names of the code's free variables.
 
     Returns:

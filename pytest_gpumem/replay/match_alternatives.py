@@ -47,7 +47,7 @@ def add_alternatives(
 
 
 class Free(NamedTuple):
-    """A freed block, whose free may have waited; times are those of the history."""
+    """A freed block whose free may have waited for other streams, in the history's times."""
 
     number: int | None
     """number of its request; None if it is older than the run"""
@@ -56,9 +56,9 @@ class Free(NamedTuple):
     given: float
     """when the allocator freed it"""
     place: int
-    """index of the drop in the history"""
+    """index, in the history, of the event in which the program dropped it"""
     waited: bool
-    """whether the free is known to have waited for other streams"""
+    """whether the free is known to have waited"""
 
 
 def _of_other_streams(

@@ -1,4 +1,4 @@
-"""A run's requests to PyTorch's allocator, read from its log so that they can be repeated.
+"""A run's requests to PyTorch's allocator, read from the allocator's log to be repeated.
 
 Repeating them with other sizes measures a run with those sizes: the allocator itself rounds, splits
 and releases segments as it does in a run.
@@ -55,8 +55,8 @@ class RequestScript:
     requests: list[Request] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """time, action, and number of a request: "take" (allocate), "give" (free); "give late" frees a
-    block that another stream used; "release" empties the cache, "settle" does what the measurement
-    does to settle; "end pool" has an index in ``pools``"""
+    block that another stream used; "release" empties the cache, "settle" settles the allocator as
+    the measurement does; "end pool" has an index in ``pools``"""
     pools: list[Pool] = field(default_factory=list)
     """private pools that released their memory"""
     late: dict[int, float] = field(default_factory=dict)

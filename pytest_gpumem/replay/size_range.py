@@ -1,8 +1,8 @@
 """The range of a test's peaks if they depend on choices that only a GPU makes.
 
 Such choices are a library's workspace size, how long another stream uses a tensor, or which kernel
-is fastest. PyTorch's allocator serves the requests of the test's own run again, with the smallest
-and with the largest possible sizes and times (:mod:`pytest_gpumem.replay.workspace_replay`).
+is fastest. PyTorch's allocator serves the same requests again, with the smallest and with the
+largest possible sizes and times (:mod:`pytest_gpumem.replay.workspace_replay`).
 
 Served on new streams, the requests also show how much the test reserves alone, if its segments
 contained memory of earlier tests.
@@ -97,10 +97,10 @@ def _ranged(
         tries.append(("least", (), 1))
     if alternatives.larger:
         tries.append(("most", (), 1))
-        # With more requests less memory may be reserved: later requests reuse their freed blocks.
+        # More requests may reserve less memory, because later requests reuse their freed blocks.
         reasons = replay.reasons()
         tries += [("most", (reason,), 1) for reason in reasons if len(reasons) > 1]
-        # After a shorter delay a free block may be split, so that another segment is reserved.
+        # A block that is freed earlier may be split, so that another segment is reserved.
         tries += [("most", (), share) for share in SHARES if replay.has_late_frees()]
     replays = [replay.peaks(end, without, share=share) for end, without, share in tries]
     ends = [peaks for peaks, _ in replays]

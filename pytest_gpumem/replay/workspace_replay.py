@@ -145,8 +145,8 @@ class WorkspaceReplay:
         meter = self._run.meter
         with meter.separately(), VIEW.hidden(meter.devices):
             self.alone, _ = self.peaks("usual")
-            # Once the allocator has retried a request on a full device, the program may make other
-            # requests than if the test runs alone: then the peak reserved is compared, too.
+            # If the allocator retried a request on a full device, the program may have made other
+            # requests than in a test that runs alone: then the peak reserved is compared, too.
             in_doubt = meter.isolation.is_reserved_in_doubt and not meter.alloc_retries
             for part, peaks in self._measured.items():
                 for alone, measured in zip(self.alone[part], peaks, strict=True):
@@ -226,7 +226,7 @@ def unpinned(peak: Peak) -> Peak:
 
 
 class _Stage:
-    """One device during a replay: settled, with all free blocks filled."""
+    """One device during a replay: settled, and with all free blocks filled."""
 
     def __init__(
         self,
@@ -365,8 +365,8 @@ class _Stage:
         """Allocate a request with this size; return whether it fitted.
 
         The allocator waits for other streams before it fails. Then it asks the device for a new
-        segment, and looks at no block that the wait has freed (pytorch#189504): one that would
-        serve this request counts in ``passed_over``.
+        segment, and looks at no block that the wait has freed (pytorch#189504): if such a block
+        could serve this request, its size counts in ``passed_over``.
         """
         old_bytes = current(self._device).allocated if is_late else 0
         if not self._try(number, size, request):
@@ -417,5 +417,5 @@ class _Stage:
         self._served.give(number)
         if number in self._uncounted:
             self._uncounted.remove(number)
-            if not self._uncounted:  # their peak does not count, but the cache that they leave does
+            if not self._uncounted:  # uncounted requests still fill the cache
                 VIEW.reset_peaks(self._device)

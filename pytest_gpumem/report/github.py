@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 SUMMARY_LIMIT: Final = 1024 * 1024
 """bytes that GitHub accepts for a step's summary; it shows nothing of a larger one"""
 MAX_MESSAGE_LENGTH: Final = 4000
-"""most characters of a message"""
+"""maximum number of characters of a message"""
 MAX_NAMES: Final = 10
-"""tests that a warning names"""
+"""maximum number of tests that a warning names"""
 
 
 def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
@@ -80,7 +80,7 @@ def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) ->
 
 
 def line_at_fault(result: Result) -> tuple[str, int, str] | None:
-    """Return the file and line that made a test fail, and how; None if they are not known."""
+    """Return the file and line that made a test fail, with a sentence; None if unknown."""
     measurement = result.measurement
     oom = measurement.out_of_memory if measurement else None
     held_lines = [line for line in result.held_lines if line.reasons]

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     Record = TypeVar("Record")
 
 _GROUPS = ("created", "changed", "unchanged", "removed")
-"""lists of entries in an update of baselines, by what happened to them"""
+"""lists of entries in an update of baselines, by their kind of change"""
 _OTHER = "name a file that pytest --gpumem-json=PATH wrote"
-"""the remedy if a file is not a report at all"""
+"""the remedy if a file is not a report"""
 
 
 @dataclass(frozen=True)

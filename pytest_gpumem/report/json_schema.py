@@ -91,7 +91,7 @@ else:
 ORIGIN: Final[type] = OriginJson
 
 _TEXTS: Final = {"note_texts": "notes", "hint_texts": "hints"}
-"""the lists of sentences, by attribute; further lists have their kinds"""
+"""JSON names of the lists of sentences, by attribute; separate lists have their kinds"""
 
 
 class _Noted:

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import Report
 
 MAX_CAUSES = 3
-"""source lines that grew, whose keepers a failure's section names"""
+"""maximum number of grown source lines whose keepers a failure's section names"""
 MAX_SITES = 12
 """source lines that a failure lists, per device"""
 MAX_SHARED_CAUSES = 5
 """shared causes at the beginning of the report"""
 _UPDATE_WIDTH = 100
-"""columns of the text on updated baselines"""
+"""width in columns of the text on updated baselines"""
 
 
 class _Limits(NamedTuple):

@@ -38,7 +38,7 @@ class Merged:
     created: str
     """when the newest of the reports was written"""
     missing: str = ""
-    """describes the shards without a report; "" if none is known to be missing"""
+    """text on the shards without a report; "" if none is known to be missing"""
     stale: tuple[Key, ...] = ()
     """baselines whose tests no report has"""
     origin_names: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ def _figures_of(result: Result) -> tuple[object, ...]:
         return result.verdict.kind, None
     oom = measurement.out_of_memory
     needed = (oom.needed, oom.device_index) if oom is not None else None
-    # The peaks of a step that ran out of memory say little.
+    # The peaks of a step that ran out of memory are not comparable.
     peaks = measurement.peaks if oom is None else ()
     shape = (result.batch_size, result.world_size, result.rank)
     return shape, peaks, measurement.slope, measurement.largest, measurement.servers, needed

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _RANK: Final = re.compile(r"rank \d{1,7}")
 MAX_SHARDS: Final = 100_000
-"""the most sessions that a suite may be split into"""
+"""maximum number of sessions that a suite may be split into"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where and how a session ran: by it another machine knows the source of these figures."""
+    """Where and how a session ran: it identifies the source of the figures on other machines."""
 
     commit: str = ""
     """the commit that was checked out; "" outside a git repository"""
@@ -56,9 +56,9 @@ class Origin:
     ranks: int = 0
     """the number of torchrun's ranks; 0 without torchrun"""
     shard: Shard | None = None
-    """None if nothing says that the suite was split"""
+    """None if the suite is not known to be split"""
     artifact: str = ""
-    """the name of CI's artifact with the report, if known"""
+    """name of the CI artifact that contains the report; "" if unknown"""
     collected: tuple[str, ...] = ()
     """test files with baselines that were collected without an error"""
     unseen: tuple[Key, ...] = ()
@@ -80,7 +80,7 @@ class OwnOutcome:
     text: str = ""
     """the traceback as pytest shows it"""
     part: ClassVar[str] = ""
-    """as on a result: the outcome is the whole test's"""
+    """always the whole test; results have a part, too"""
 
     @property
     def module(self) -> str:

@@ -1,4 +1,4 @@
-"""A session: its settings, its tests judged, their results, its reports and its text.
+"""A session: its settings, the results of its judged tests, its reports and its text.
 
-Nothing here knows pytest: ``gpumem run`` has a session of one program.
+Nothing here depends on pytest: ``gpumem run`` has a session with one program.
 """

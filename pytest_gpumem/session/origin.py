@@ -134,7 +134,7 @@ class Checkout:
             return ""
 
     def merged_parent(self) -> str:
-        """Return the commit's second parent; "" if it is not a merge of two.
+        """Return the commit's second parent; "" if the commit is not a merge of two.
 
         Reads the commit object, which names its parents even in a shallow clone that lacks them.
         """

@@ -27,7 +27,7 @@ class Output(NamedTuple):
     name: str
     """the option's name: "json" for ``--gpumem-json`` and ``gpumem report --json``"""
     title: str
-    """what messages call the file"""
+    """the file's name in messages"""
     example: str
     """a possible file name"""
     beginning: bytes
@@ -35,7 +35,7 @@ class Output(NamedTuple):
     renderer: str
     """the function that returns the text, or yields pieces of it: "report.markdown:markdown" """
     needs: tuple[str, str] | None = None
-    """a module that the renderer imports, and what to do if it is missing"""
+    """a module that the renderer imports, and the remedy if it is missing"""
 
     def require(self, given: str) -> None:
         """Refuse the option if the module that the renderer needs is not installed."""

@@ -36,18 +36,19 @@ class SessionResults:
         self._complete: set[str] = set()
         """tests that were torn down"""
         self._outcomes: dict[str, Outcome] = {}
-        """by nodeid: "failed" after an error other than a verdict, "xfail" with that marker"""
+        """outcome by nodeid: "failed" after an error other than a verdict, "xfail" with that
+        marker"""
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped because there is no device"""
         self.too_large: list[str] = []
-        """the device's memory, for each test that was skipped because it needs more"""
+        """the device's memory as text, once per test that was skipped because it needs more"""
         self.unmeasured: list[str] = []
-        """the reason of each unmarked test that an option would have measured, but that had no
-        device: it ran as without the plugin"""
+        """the reason why an unmarked test that an option selected was not measured, one per test:
+        there was no device, and the test ran as without the plugin"""
         self.hidden_skips: dict[str, HiddenSkip] = {}
-        """by nodeid: tests, and files of them, that were skipped because no GPU was visible"""
+        """tests, and whole files, that were skipped because no GPU was visible, by nodeid"""
         self._own_outcomes: dict[str, dict[str, OwnOutcome]] = {}
-        """by nodeid and phase: how tests ended by their own error or skip"""
+        """how tests ended by their own error or skip, by nodeid and phase"""
         self.lost: list[str] = []
         """nodeids of tests whose pytest-xdist worker crashed"""
         self._problems: list[str] = []
@@ -113,12 +114,12 @@ class SessionResults:
             self._unread[nodeid] = data, expected
 
     def add_own(self, when: str, outcome: OwnOutcome) -> None:
-        """Add the outcome of a marked test's phase that its own code decided."""
+        """Add how a marked test's own code ended one of its phases."""
         self._own_outcomes.setdefault(outcome.nodeid, {})[when] = outcome
 
     @property
     def own_outcomes(self) -> list[OwnOutcome]:
-        """The outcomes that the tests' own code decided, in the order in which they ended."""
+        """How tests ended by their own error or skip, in the order in which they ended."""
         return [outcome for phases in self._own_outcomes.values() for outcome in phases.values()]
 
     @property

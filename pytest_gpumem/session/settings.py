@@ -36,19 +36,19 @@ class Option(NamedTuple):
     """the value's placeholder in the help; "": the help shows the choices"""
     choices: tuple[str, ...] = ()
     read: Callable[[str], object] | None = None
-    """parses a text; None: the value is a choice, or the text itself"""
+    """parses the option's text; None if the text itself is the value"""
     page: str = ""
     """a Markdown link to further documentation; "" without one"""
     is_list: bool = False
     """whether its value in the ini file may be a list"""
     of_flag: str = ""
-    """the value if the flag is given, for a flag without a value; "": the flag takes a value"""
+    """the option's value if its flag takes no value and is set; "" if the flag takes a value"""
     repeated: bool = False
     """whether it affects figures or baselines: commands that reports print then repeat it"""
     shown: bool = False
     """whether reports show its value if that is not the default"""
     of_run: str = ""
-    """its name in ``gpumem run``; "": not available there"""
+    """its name in ``gpumem run``; "" if ``gpumem run`` does not have it"""
     text_of_run: str = ""
     """its effect in ``gpumem run``, in Markdown; "": as ``text`` says"""
 
@@ -89,7 +89,7 @@ NOTE_OR_FAIL: Final = ("note", "fail")
 FIRST_OPTIONS: Final = 5
 """number of options that a newcomer needs: the first ones, which the help lists apart"""
 MAX_SHOWN_LENGTH: Final = 100
-"""most characters of an option with its value that an error shows"""
+"""maximum number of characters of an option with its value in an error"""
 
 
 def _read_card(name: str) -> str:
@@ -114,7 +114,7 @@ def _read_against(device: str) -> str:
 
 
 def _read_visible(visible: str) -> str:
-    """Parse who sees the virtual GPU: "test", "session" or "session:4"."""
+    """Parse which code sees the virtual GPU: "test", "session" or "session:4"."""
     from pytest_gpumem.spec import MAX_DEVICES
 
     word, colon, number = visible.strip().partition(":")
@@ -133,7 +133,7 @@ def _read_tolerance(tolerance: str) -> Tolerance:
 
 
 def _read_patterns(patterns: str) -> tuple[str, ...]:
-    """Parse patterns of node ids; "true" stands for all tests, "false" for none."""
+    """Parse patterns of node ids; "true" means all tests, "false" none."""
     word = patterns.strip().lower()
     if word in {"", "0", "false", "no", "off"}:
         return ()
@@ -345,7 +345,7 @@ class Settings:
     folder_by_torch: str = ""
     """a proposed folder name with torch's version in it; "" if the name has it already"""
     names_card: bool = False
-    """whether an option names the card; False: it is the default"""
+    """whether an option names the card, which is otherwise the default"""
 
     @property
     def writes(self) -> bool:

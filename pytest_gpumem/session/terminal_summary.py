@@ -117,7 +117,7 @@ def failure_text(results: Sequence[Result], verbosity: int) -> str:
         results,
         width=max(MIN_WIDTH, shutil.get_terminal_size().columns),
         max_rows=None if verbosity > 1 else MAX_ROWS,
-        whole_code=True,  # it also goes to files such as JUnit's
+        whole_code=True,  # the text also goes to files such as JUnit's
     )
     return "\n".join(line.text for line in lines)
 
@@ -187,7 +187,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         tests = "1 unmarked test was" if number == 1 else f"{number} unmarked tests were"
         lines += _told(f"{tests} not measured (--gpumem-all): {reason}", width)
     leads = lead_lines(results, width, arguments=arguments)
-    if not leads:  # no toolchain changed many tests: one line that they share may be the cause
+    if not leads:  # no toolchain changed many tests: a source line that they share may be the cause
         leads = [line for sentence in cause_lines(results) for line in _told(sentence, width)]
     lines += leads
     if verbosity >= 0:
@@ -222,7 +222,7 @@ def _told(sentence: str, width: int) -> list[Line]:
 def _next_steps(
     results: Sequence[Result], width: int, *, updating: bool, arguments: Sequence[str]
 ) -> list[Line]:
-    """Return lines with the tests that nothing guards, and the commands that record baselines."""
+    """Return lines on tests without baseline and limit, and the commands that record baselines."""
     unheld = session_words.unheld_sentence(results)
     lines = _told(printable(unheld), width) if unheld else []
     command = session_words.next_command(results, updating=updating, arguments=arguments)

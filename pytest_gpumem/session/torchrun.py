@@ -52,7 +52,7 @@ POLL_S: Final = 0.05
 
 # torch.distributed.FileStore would make each rank import torch, even in a session without marked
 # tests, and wait for a dead rank until the time-out, as the store has no process ids. A lock of
-# filelock shows that a rank is alive, but passes on no results.
+# filelock shows that a rank is alive, but cannot transfer results.
 class Exchange:
     """One rank's session, and the files through which the ranks of one machine communicate."""
 
@@ -101,7 +101,7 @@ class Exchange:
         return True
 
     def end(self) -> None:
-        """Let the other ranks end, or wait until this one may.
+        """Let the other ranks end, or wait until this rank may end.
 
         torchrun kills all ranks as soon as one fails, so none may end before the report is written.
         """
@@ -135,7 +135,7 @@ class Exchange:
         self._file("began").unlink(missing_ok=True)
 
     def _wait(self, ready: Callable[[], bool], rank: int) -> None:
-        """Wait until ``ready()``, but no longer than the rank that it depends on lives."""
+        """Wait until ``ready()``, or until the rank that it depends on has died."""
         began = time.monotonic()
         while not ready():
             waited = time.monotonic() - began

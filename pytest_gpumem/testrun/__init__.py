@@ -1,5 +1,5 @@
 """Running, judging and re-running one marked test.
 
-It gets explanations from the room ``explain`` through the interface in ``explainer.py``. It may
-import baselines, fit, replay and the rooms below.
+It gets explanations from the package ``explain`` through the interface in ``explainer.py``. It may
+import baselines, fit, replay and the packages below.
 """

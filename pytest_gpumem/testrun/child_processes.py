@@ -1,4 +1,4 @@
-"""Make parts of a test's child processes: one for each rank, and one for all other processes."""
+"""Represent a test's child processes as parts: one per rank, and one for all others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def child_measurements(
             fullest = parts.setdefault(name, {})
             for index, peak in measured_part.peaks.items():
                 known, attribution = fullest.get(index, (Peak(0, 0), None))
-                if peak.allocated > known.allocated:  # else keep the fullest process's explanation
+                if peak.allocated > known.allocated:  # otherwise keep the attribution
                     attribution = measured_part.attributions.get(index)
                 allocated = max(known.allocated, peak.allocated)
                 fullest[index] = Peak(allocated, max(known.reserved, peak.reserved)), attribution
@@ -62,7 +62,7 @@ def child_measurements(
         spec = MemorySpec(
             **{name: getattr(run.spec, name) for name in _LIMITS_OF_CHILDREN},
             tolerance=run.spec.tolerance,
-            baseline=run.spec.baseline and known_all,  # else the fullest process may be unknown
+            baseline=run.spec.baseline and known_all,  # a killed process has no peaks
         )
         none = (Peak(0, 0),) * len(peaks)
         measured[part] = (

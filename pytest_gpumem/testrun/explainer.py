@@ -1,4 +1,4 @@
-"""The interface by which a test's run gets explanations; the package ``explain`` implements it.
+"""The interface through which a run gets explanations; the package ``explain`` implements it.
 
 The class here explains nothing. A session uses it with ``--gpumem-attribution=off``, and then never
 imports ``explain``.

@@ -158,8 +158,8 @@ class GpuMemory:
                 baseline, as on the marker; at_most, less_than, at_least and more_than, limits that
                 depend on an earlier part, or on the memory before: ``at_most="eager + 64MiB"``,
                 ``at_most=1.1, of=eager``, ``less_than=eager``, ``at_most="before + 50MiB"``;
-                figure, the one that those limits are on: "allocated" (peak), "reserved" (peak),
-                "active" (peak) or "held" (allocated at the end).
+                figure, the figure that those limits apply to: "allocated" (peak), "reserved"
+                (peak), "active" (peak) or "held" (allocated at the end).
 
         Returns:
             a context manager that yields :class:`PartFigures`.

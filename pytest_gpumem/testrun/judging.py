@@ -116,7 +116,7 @@ class Judging:
             )
 
     def _need(self, item: MarkedItem, spec: MemorySpec, device_key: str) -> tuple[int, str]:
-        """Return the bytes that a test is known to need, and how; (0, "") if nothing is known.
+        """Return the bytes that a test is known to need, and the source; (0, "") if unknown.
 
         The bytes are the peak reserved in its baseline for this device. A test that does not fit
         here has none: then they are the smallest in baselines for other devices. Without a baseline
@@ -160,7 +160,7 @@ class Judging:
                 if lookup == Lookup():
                     lookup = Lookup(other_devices=tuple(self.store.other_devices(*place)))
             world, rank = spec.world_size, spec.rank
-            if own is not None and world is None:  # the baseline records the fullest rank
+            if own is not None and world is None:  # the baseline is the highest rank's
                 world, rank = own.size, own.rank
                 spec = replace(spec, world_size=world)
                 policy = replace(policy, shrinkage="note")  # another rank may have a higher peak

@@ -91,7 +91,7 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
 def _leftover(
     runner: Runner, run: Run, excused: Collection[BlockKey], held_before: Sequence[int] = ()
 ) -> _Leftover:
-    """Return the memory that is left, without excused blocks and bytes that were held before."""
+    """Return the memory that is left, minus excused blocks and bytes that were held before."""
     run.meter.release()
     held = runner.left_by(run)
     sizes = [
@@ -105,7 +105,7 @@ def _leftover(
 
 
 def _stayed(explainer: Explainer, run: Run, left: _Leftover, recording: Recording | None) -> Stayed:
-    """Return the source lines and the holders of what is left on the device with most of it."""
+    """Return the source lines and the holders of leftover memory, on the device with most of it."""
     index = left.sizes.index(max(left.sizes))
     device = run.meter.devices[index]
     blocks = {place: size for place, size in left.blocks.items() if place[0] == device}

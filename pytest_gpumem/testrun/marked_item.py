@@ -38,12 +38,12 @@ class Attempt(NamedTuple):
 
     @property
     def ran(self) -> bool:
-        """Whether the test did run once more: one of torchrun's ranks, for example, cannot."""
+        """Whether the test ran once more; a rank of torchrun, for example, cannot."""
         return self.passed or self.error is not None
 
 
 class MarkedItem(Protocol):
-    """What running and judging a marked test needs of its pytest item."""
+    """The interface of a pytest item that running and judging a marked test needs."""
 
     @property
     def declared(self) -> bool:

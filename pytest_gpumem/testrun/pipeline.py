@@ -1,4 +1,4 @@
-"""What happens after a marked test's body has ended: measure, judge, explain, judge again.
+"""Process a marked test after its body has ended: measure, judge, explain, judge again.
 
 A plain test is measured and judged. Every further feature is a stage, which applies to some tests.
 """
@@ -52,7 +52,7 @@ MEMORY_LIMITS: Final = (
     *("max_gib", "max_allocated_gib", "max_reserved_gib", "card"),
     *("max_mib_per_sample", "max_fixed_gib", "max_pinned_gib"),
 )
-"""the marker's limits that a step without memory would always meet"""
+"""the marker's limits that a step without any device memory always meets"""
 UNUSED_REMEDY: Final = "create the model and its data on gpu_memory.device, or remove the marker"
 
 
@@ -150,7 +150,7 @@ class Pipeline:
             children=ended.children,
             servers=ended.servers,
         )
-        # A slope's runs replace the recording, and a replay reads it.
+        # Replays come before slopes: a replay reads the recording, which a slope's runs replace.
         runs_on = spec.batch_sizes is not None or is_replayed(run)
         if explainer.explains(spec) or (runs_on and run.meter.recording.is_running):
             test = test._replace(recorded=run.recorded(test.measured))
@@ -176,9 +176,9 @@ class Pipeline:
     def _refused(
         self, item: MarkedItem, run: Run, ended: Ended, error: BaseException
     ) -> list[Result]:
-        """Return the result of a test whose server did not start, as its memory does not suffice.
+        """Return the result of a test whose server refused to start for lack of device memory.
 
-        It does not run again: the server would be started again.
+        The test is not run again, because that would start the server again.
         """
         measurement = with_servers(run.measurement(ended.notes), ended.servers)
         measured = by_hook(item, {"": (run.spec, measurement)})
@@ -189,7 +189,7 @@ class Pipeline:
     def _out_of_memory(
         self, item: MarkedItem, run: Run, ended: Ended, error: BaseException, *, debugging: bool
     ) -> list[Result]:
-        """Return the result of a test that ran out of memory, or of its part that did.
+        """Return the result of a test that ran out of memory, or of the part that did.
 
         Unless a debugger is active, the test runs again without limits, to find how much memory it
         needs and where. It also runs with the smaller batch sizes and variants that are

@@ -1,4 +1,4 @@
-"""Run marked tests, once or once more, and note memory that is not the test's own."""
+"""Run marked tests once, and again if needed; note memory that is not the test's own."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Runner:
         self.run, self._nodeid = run, nodeid
 
     def _look_at_cuda(self, culprit: str) -> None:
-        """End captures, and check whether CUDA fails every call, as after an illegal address."""
+        """End captures, and check whether every call of CUDA fails, as after an illegal address."""
         if self._broken is not None or "torch" not in sys.modules:
             return
         if not VIEW.backend.is_initialized():
@@ -197,10 +197,10 @@ class Runner:
             run.close()
 
     def use(self, fixture: FixtureKey) -> None:
-        """Count a live fixture's memory for the running test, if any.
+        """Count a live fixture's memory for the running test, if there is one.
 
         A fixture that was set up on other devices does not count. Code that requests a fixture by a
-        computed name may get such a one: it could not be replaced before the test.
+        computed name may get such a fixture, which could not be replaced before the test.
         """
         retained = self.fixtures.get(fixture)
         if retained is None or self.run is None:

@@ -89,7 +89,7 @@ class Run:
     progress: Callable[[str], None] = _no_progress
     """shows a line to the waiting user"""
     breakdown: BreakdownOf | None = None
-    """explains the first device's peak of a recorded run; None with explanations off"""
+    """explains the first device's peak in a recorded run; None if explanations are disabled"""
     parts: dict[str, Part] = field(default_factory=dict)
     excused_blocks: set[tuple[int, int]] = field(default_factory=set)
     """with ``max_leak_mib``: (device, address) of blocks that are not leaks"""
@@ -169,12 +169,12 @@ class Run:
         self._stack.close()
 
     def read_batch_size(self) -> int | None:
-        """Return the test's batch size, and record the read: another size may change the test."""
+        """Return the test's batch size, and record that the test depends on it."""
         self._inputs_read.add("batch_size")
         return self.inputs.batch_size
 
     def read_variant(self) -> Mapping[str, object]:
-        """Return the current variant's options, and record the read."""
+        """Return the current variant's options, and record that the test depends on them."""
         self._inputs_read.add("variant")
         return self.inputs.variant
 
@@ -190,7 +190,7 @@ class Run:
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing ran apart, and the test used no memory, not even outside of PyTorch."""
+        """Whether the test had no separate runs and no memory, not even outside of PyTorch."""
         return self.meter.is_unused
 
     @property
@@ -226,7 +226,7 @@ class Run:
             with self.meter.room.capped(cap), self.meter.part() as tally:
                 yield figures
         except BaseException as error:
-            # An error leaves the innermost part first: that part's limit was exceeded.
+            # An error propagates through the innermost part first: that part's limit was exceeded.
             if self._failed_part is None or self._failed_part[0] is not error:
                 self._failed_part = error, name
             raise
@@ -371,9 +371,9 @@ class PartFigures:
     peak_active: int = 0
     """peak bytes of active blocks, including freed ones that wait for a stream"""
     held_before: int = 0
-    """bytes in live tensors at the block's start, of the fullest device"""
+    """bytes in live tensors at the block's start, on the device with most"""
     held: int = 0
-    """bytes in live tensors at the block's end, of the fullest device"""
+    """bytes in live tensors at the block's end, on the device with most"""
 
     @property
     def peak_allocated(self) -> int:

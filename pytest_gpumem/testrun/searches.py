@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 INHERITED: Final = ("card", "tolerance", "baseline", "devices", "world_size", "rank")
-"""fields of the test's declaration that its searches have too"""
+"""fields that a search inherits from the test's declaration"""
 
 
 def search_measurements(run: Run) -> dict[str, tuple[MemorySpec, Measurement]]:

@@ -1,4 +1,4 @@
-"""When a test's body runs again, and what that run finds.
+"""The reasons to run a test's body again, and what each such run finds.
 
 ``Runner.again`` takes one of these declarations. docs/explanation/second-runs.md lists them.
 """

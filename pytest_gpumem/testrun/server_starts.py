@@ -1,4 +1,4 @@
-"""What an inference server decided when it started in a test, for the test's verdict."""
+"""Attach inference servers' starts to a test's measurement, for its verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ServerStartsStage:
-    """Adds a server's decisions to the measurement of its profiling run."""
+    """Adds a server's figures to the measurement of its profiling run."""
 
     def applies(self, test: EndedTest) -> bool:
         """See :class:`Stage`."""
@@ -36,7 +36,7 @@ class ServerStartsStage:
 
 
 def with_servers(measurement: Measurement, servers: tuple[ServerStart, ...]) -> Measurement:
-    """Return a measurement with a server's starts, and with what is not known of them."""
+    """Return a measurement with a server's starts; on the virtual GPU with their unknown memory."""
     if measurement.device.is_predicted:
         servers = tuple(with_unknown(start, len(servers)) for start in servers)
     return replace(measurement, servers=servers)

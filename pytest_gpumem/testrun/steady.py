@@ -88,8 +88,8 @@ def _with_growth(runner: Runner, explainer: Explainer, test: EndedTest) -> Measu
         return measurement
     recording = recording if explainer.enabled else None
     notes = [Note(NoteKind.RUN, STEPPED_ONCE)] if steps.each_optimizer_stepped_once else []
-    run.meter.release()  # garbage also outlives the test, but nothing refers to it
-    # Look only at blocks that have outlived the test: those of most local variables have not.
+    run.meter.release()  # free garbage, which would look like memory that outlives the test
+    # Look only at blocks that have outlived the test: most local variables' blocks have not.
     outliving = _holders(run, growing, ends, recording)
     outlived = {index: _levels_outlived(run, index, ends, recording) for index in growing}
     again = _run_collecting(runner, test.item, run, growing)
@@ -165,16 +165,16 @@ def _judged(
 ) -> tuple[int, ...]:
     """Return the bytes after each step by which growth of memory in use is judged.
 
-    Growth is always that between two levels of one run.
+    Growth is always computed within one run.
 
     Args:
         first: bytes in the first run, with garbage.
         collected: bytes in the second run, after each step's collection.
-        with_garbage: the same plus all garbage collected so far.
+        with_garbage: ``collected`` plus all garbage collected so far.
         outlived: bytes in the first run, of those blocks only that have outlived the test.
     """
     if growth(collected) is not None:
-        shift = first[0] - with_garbage[0]  # the second run includes what the first left behind
+        shift = first[0] - with_garbage[0]  # includes the first run's leftovers
         return tuple(level + shift for level in collected)
     if growth(with_garbage) is None:  # what grew was not garbage, but a cache that is full now
         return first

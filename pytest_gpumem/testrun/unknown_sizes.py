@@ -1,6 +1,6 @@
 """The range of peaks that depend on unknown values: a second run gives its lower end.
 
-In the first run, sizes that depend on unknown values are the largest that are possible.
+In the first run, sizes that depend on unknown values have their upper bound.
 ``replay/size_range.py`` makes ranges for a GPU's own choices, without a second run.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class UnknownSizesStage:
-    """Runs a test again with the least sizes, if it takes too much with the largest ones."""
+    """Runs a test again with the smallest sizes if it needs too much memory with the largest."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -115,7 +115,7 @@ class WideFixtures:
         self.devices = devices
         self._meter = meter
         self._set_ups: list[_SetUp] = []
-        """stack of running set-ups, each requested by the one before"""
+        """stack of running set-ups; each one was requested by the set-up before it"""
 
     def held(self, *, before_run: bool = False) -> list[Peak]:
         """Return the memory of live fixtures, one Peak per device.
@@ -153,7 +153,7 @@ class WideFixtures:
             self.used.append(fixture)
 
     def use(self, fixture: WideFixture) -> None:
-        """Count a live fixture's memory from now on, and its set-up as if it ran now."""
+        """Count a live fixture's memory from now on, and replay its set-up's peaks."""
         with self._between_stages(fixture):
             if fixture not in self.used:
                 fixture.before_run = True
@@ -161,7 +161,7 @@ class WideFixtures:
 
     @contextmanager
     def _between_stages(self, fixture: WideFixture) -> Iterator[None]:
-        """Exclude a fixture's memory from that of the fixture that requests it, if one does."""
+        """Exclude a fixture's memory from that of the fixture that requests it, if any."""
         if not self._set_ups:
             self._meter.settle_again()
             yield

@@ -1,8 +1,8 @@
-"""A package named vllm with the functions that the start of vLLM is observed by.
+"""A toy package named vllm, with the functions that the hooks of devices/servers wrap.
 
-Its engine takes real memory: weights, a profiling run, a KV cache of what is left, CUDA graphs. It
-has vLLM's names and order, for tests where vLLM is not installed; the figures of the installed vLLM
-are in benchmarks/results.
+Its engine allocates device memory in vLLM's order: weights, a profiling run, a KV cache of the
+remaining memory, CUDA graphs. Tests use it where vLLM is not installed; figures of real vLLM are in
+benchmarks/results.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ FILES = {
     "vllm/__init__.py": '''
 import multiprocessing, os, sys
 
-import torch  # as vLLM: torch is imported first
+import torch  # first, as in vLLM
 
 __version__ = "0.33.0"
 
 class LLM:
-    """mib is the size of the weights, and half of it that of the profiling run's activations."""
+    """Weights of ``mib`` MiB; the profiling run's activations are half as large."""
 
     def __init__(
         self, model="", mib=64, ranks=1, max_model_len=1024, gpu_memory_utilization=0.9, block=16,
@@ -80,7 +80,7 @@ from types import SimpleNamespace
 KIB = 1 << 10
 
 class Spec:
-    """A token takes 64 KiB."""
+    """A cache of 64 KiB per token."""
 
     def __init__(self, block):
         self.block_size = block

@@ -46,7 +46,7 @@ The files are those that pytest --gpumem-update-baselines would have written in 
 status 1: there was no yes, so nothing was written; 2: a report or a test was refused, so nothing
 was written."""
 MAX_NAMES: Final = 20
-"""most tests that are named as refused or without figures"""
+"""maximum number of tests to name as refused or without figures"""
 _OUTCOMES: Final = {
     "failed": "it failed for a reason other than its memory",
     "xfail": "it is marked xfail",
@@ -156,7 +156,7 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
     trouble_lines = tuple(f"gpumem: {printable(line)}" for line in lines[:MAX_NAMES])
     if len(lines) > MAX_NAMES:
         trouble_lines += (f"gpumem: and {len(lines) - MAX_NAMES} more",)
-    # A test that was not named, and failed before it had figures, keeps its baseline.
+    # A test that the user did not name, and that failed before it was measured, keeps its baseline.
     if (refusals or (without and chosen is not None)) and not arguments.skip_refused:
         remedy = "gpumem: nothing was written; --skip-refused accepts the other tests"
         return Outcome("", BAD_INPUT, (*trouble_lines, remedy))
@@ -420,7 +420,8 @@ def write_all(updates: Mapping[BaselineStore, Iterable[NewBaseline]]) -> list[Pa
 
     Raises:
         BaselineError: a file cannot be read or written, or a new baseline is invalid; all files are
-        unchanged. Only if replacing a file fails, those before it are already new.
+            unchanged. If replacing a file itself fails, the files replaced before it keep their new
+            content.
     """
     written: dict[Path, NewContent] = {}
     with without_collections(), ExitStack() as stack:

@@ -40,7 +40,7 @@ def chooser(expression: str) -> Callable[[str], bool]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Python warns of a number that is called: "1 (2)"
+            warnings.simplefilter("error")  # Python warns about a call of a number: "1 (2)"
             tree = ast.parse(python, mode="eval").body
         choose(tree, "")
     except (SyntaxError, MemoryError, RecursionError) as error:

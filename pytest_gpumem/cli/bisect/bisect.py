@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Search for the release that changed memory; return it with its figures and their cause."""
+    """Search for the release that changed memory; return it with its figures and the cause."""
     if arguments.json is not None:
         require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     package, good, bad, tests = parse_words(arguments)
@@ -285,7 +285,7 @@ class Bisection:
         return Outcome("\n\n".join(blocks), OK)
 
     def _write_answer(self, answer: Mapping[str, object], untried: Sequence[str] = ()) -> None:
-        """Write the answer to the file of ``--json``; a size of None means out of memory."""
+        """Write the result to the file of ``--json``; a size of None means out of memory."""
         if self.arguments.json is None:
             return
         ends = self.versions[0], self.versions[-1]
@@ -293,7 +293,7 @@ class Bisection:
         write_json(self.arguments.json, {**head, **answer})
 
     def _further_growth(self, good: str, bad: str, followed: Followed) -> list[str]:
-        """Return a sentence if the figure also grew before the answer, and one if it did after."""
+        """Return sentences on growth before the good version found, and after the bad one found."""
         first, last = self.versions[0], self.versions[-1]
         sizes = [self._value(version, followed) for version in (first, good, bad, last)]
         allowance = DEFAULT_TOLERANCES[followed.peak].allowance(int(sizes[0]))
@@ -352,6 +352,6 @@ def _more(low: float, high: float) -> str:
 
 
 def _tell_user(line: str) -> None:
-    """Print progress; lines on single versions are indented below the first line."""
+    """Print a line of progress; callers indent lines on single versions."""
     head = "" if line.startswith(" ") else "gpumem bisect: "
     print(f"{head}{printable(line)}", file=sys.stderr, flush=True)  # noqa: T201 - as it goes

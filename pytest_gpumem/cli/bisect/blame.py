@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Search, and return the edits with the memory that each one added."""
+    """Return the edits that added memory, and how much each one added."""
     groups = edits_since(arguments.revision)
     if not groups:
         return Outcome(f"no Python file was edited since {arguments.revision}", FOUND)
@@ -185,7 +185,7 @@ def figures_without(
         *("-p", "no:cacheprovider", "--assert=plain", f"--gpumem-json={report}"),
         *("-o", f"gpumem_baseline_dir={folder}/none", "--gpumem-missing-baseline=note"),
         *("--gpumem-stale=note", "--gpumem-attribution=off", "--gpumem-github=off"),
-        *(["-n0"] if find_spec("xdist") else []),  # workers would import the files themselves
+        *(["-n0"] if find_spec("xdist") else []),  # a worker would import the files with all edits
     ]
     with log.open("wb") as output:
         status = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
@@ -208,7 +208,8 @@ class EditSearch:
     least: float = 0
     """least bytes that an edit must add to be reported"""
     known: dict[tuple[Group, ...], float | None] = field(default_factory=dict)
-    """by undone edits: the figure; None if the tests do not run then, or lack it"""
+    """the figure without each set of edits; None if the tests do not run then, or lack the
+    figure"""
 
     def answer(self, groups: Sequence[Group]) -> Outcome:
         """Return the edits that increased memory, the largest increase first."""

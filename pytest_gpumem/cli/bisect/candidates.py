@@ -1,4 +1,4 @@
-"""List the releases of a package between two versions, as a package index has them.
+"""List the releases of a package between two versions, according to a package index.
 
 An index gives each file's upload time in its JSON (packaging.python.org, "Simple repository API",
 version 1.1 and later); PyPI does.
@@ -38,7 +38,7 @@ JSON: Final = "application/vnd.pypi.simple.v1+json"
 LATER: Final = timedelta(days=1)
 """two packages of one release are uploaded within this time, in either order"""
 TIMEOUT: Final = 60
-"""seconds to wait for the index to answer"""
+"""seconds to wait for the index's response"""
 
 
 class Candidates(NamedTuple):
@@ -47,7 +47,7 @@ class Candidates(NamedTuple):
     versions: list[str]
     """the two versions and those between them, from the good one to the bad one"""
     falls: bool
-    """whether the bad one is the older: a later version takes less"""
+    """whether the bad version is the older one: a later version needs less memory"""
 
 
 def releases_between(package: str, good: str, bad: str) -> Candidates:

@@ -35,7 +35,7 @@ class Halving:
 
     @property
     def trials_left(self) -> int:
-        """The largest number of versions that are still to be tried, if none is skipped."""
+        """The maximum number of versions that bisection still has to try, if none is skipped."""
         between = range(self.last_good + 1, self.first_bad)
         return sum(index not in self.skipped for index in between).bit_length()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME: Final = re.compile(r"[A-Za-z0-9][-_.A-Za-z0-9]*")
 UNSET: Final = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
-"""variables that would make another environment's Python import this one's modules"""
+"""variables that would make another environment's Python import modules of this environment"""
 
 LIGHT: Final = (sys.executable, "-m", "pytest_gpumem", "light", "--cudnn")
 """command that prints requirements without NVIDIA's packages"""
@@ -29,7 +29,7 @@ UNREACHED: Final = re.compile(
     r"Retry\(total=0\b.* after (connection broken by .+)|Failed to fetch|error sending request|"
     r"network timeout|name resolution"
 )
-"""what uv and pip print if no index answers"""
+"""what uv and pip print if no index responds"""
 
 
 class SetupError(Exception):
@@ -37,7 +37,7 @@ class SetupError(Exception):
 
 
 class UnreachedError(Exception):
-    """An environment could not be created because no package index answers; the text says more."""
+    """An environment could not be created because no package index responds; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def reason_of(output: str, status: int) -> str:
-    """Return the line of an installer's output that says why it failed.
+    """Return the line of an installer's output that gives the reason for its failure.
 
     If uv lists causes below that line, the first cause is appended.
     """

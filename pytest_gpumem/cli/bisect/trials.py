@@ -35,14 +35,14 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class VersionQuestion:
-    """The tests to run with each version, and what to install beside it."""
+    """The tests to run with each version, and the packages to install with it."""
 
     package: str
     """the package's name on the index"""
     tests: tuple[str, ...]
     """arguments of pytest: node ids, files, options"""
     requirements: tuple[str, ...]
-    """requirements to install beside the package, in pip's syntax"""
+    """requirements to install with the package, in pip's syntax"""
     device: str = "auto"
     light: bool = False
     as_of: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class VersionQuestion:
 
     @property
     def slug(self) -> str:
-        """A name for the folder of the reports, which changes when the tests are edited."""
+        """A folder name for the reports, which changes if the tests are edited."""
         package = re.sub(r"\W+", "-", self.package).strip("-")
         asked = repr((self.package, self.tests, self.requirements, self.device))
         digest = hashlib.sha256(f"{asked}{self.as_of or ''}".encode())
@@ -74,7 +74,7 @@ class Trials:
     def __init__(self, question: VersionQuestion, folder: Path, *, timeout: float) -> None:
         self._question = question
         self.folder = folder / question.slug
-        """folder of the reports and logs of this question"""
+        """folder with the reports and logs of these tests"""
         self._timeout = timeout
 
     def begin(self, *, fresh: bool) -> None:
@@ -95,8 +95,8 @@ class Trials:
 
         Raises:
             SkippedError: the version cannot be installed, or its tests do not run.
-            SpecError: no package index answers. This error is not stored, as it says nothing about
-            the version.
+            SpecError: no package index responds. This error is not stored, as it says nothing about
+                the version.
         """
         path, skipped = self._path(version, "json"), self._path(version, "skipped")
         if skipped.exists():

@@ -1,4 +1,4 @@
-"""``gpumem compare --git``: measure a commit now and compare the tests with it; no file is kept."""
+"""``gpumem compare --git``: measure another commit now, and compare with it; no file is kept."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _worktree(revision: str, folder: Path) -> Iterator[tuple[str, Path, dict[str
 
     Yields:
         the repository's top folder, the folder of the worktree that corresponds to the working
-        folder, and an environment in which the repository's packages are those of the commit.
+        folder, and an environment that imports the repository's packages from the worktree.
     """
     try:
         root = repository_root()

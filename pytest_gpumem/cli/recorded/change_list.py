@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.cli.recorded.changes import Changes, EntryChange
 
 MAX_CAUSES: Final = 10
-"""sentences below a table on why something grew"""
+"""maximum number of sentences on causes below a table"""
 LISTED: Final = (
     ChangeKind.OUT_OF_MEMORY,
     ChangeKind.GREW,
@@ -50,7 +50,7 @@ def table(changes: Changes, width: int = 80) -> str:
                     name = f"  {printable(move.key.name)}"
                     for cells in _peak_cells(move):
                         rows.append((name, *cells))
-                        name = ""  # only the first of its rows has the name
+                        name = ""  # only the first of the test's rows shows the name
             blocks.append(f"{title}\n{named_table(titles, rows, width)}")
     notes = [wrapped("cause: ", cause, width) for cause in _causes(changes)]
     notes += [wrapped("note: ", note, width) for note in _notes(changes)]
@@ -63,7 +63,7 @@ def _counts(changes: Changes) -> str:
 
 
 def _peak_cells(move: EntryChange) -> list[tuple[str, ...]]:
-    """Return a move's cells without its name: a row per peak that moved."""
+    """Return a change's cells without its name: a row per peak that changed."""
     if not move.rows:
         highest = (mib(each.peak_allocated if each else None) for each in (move.old, move.new))
         return [("allocated", *highest, "", "")]
@@ -86,7 +86,7 @@ def _causes(changes: Changes) -> list[str]:
 
 
 def _notes(changes: Changes) -> Iterator[str]:
-    """Yield remarks, moves that cannot be compared, and changes of the toolchain."""
+    """Yield remarks, incomparable changes, and changes of the toolchain."""
     yield from changes.remarks
     for move in changes.alone:
         if move.kind is ChangeKind.INCOMPARABLE:

@@ -166,7 +166,7 @@ class Changes:
 
     @cached_property
     def common_changes(self) -> tuple[CommonChange, ...]:
-        """Tests that changed together, from one toolchain to another."""
+        """Groups of tests that changed alike, from one toolchain to another."""
         changes = []
         for entry in self.entries:
             old, new, key = entry.old, entry.new, entry.key
@@ -186,7 +186,7 @@ class Changes:
 
     @cached_property
     def alone(self) -> tuple[EntryChange, ...]:
-        """The changes that have their own line in reports."""
+        """The changes that reports list one by one."""
         if not self.across:
             return self.entries
         grouped = {

@@ -1,7 +1,7 @@
 """Read the history of baselines from git: the changes of each commit in their folder.
 
-Only first parents are followed: a merge is one step with everything that it brought. The working
-tree's changes are the last step.
+Only first parents are followed: a merge is one step that contains all changes of the merged branch.
+The working tree's changes are the last step.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def matching_history(
     arguments: argparse.Namespace, name: str, limit: int | None
 ) -> BaselineHistory:
-    """Read the history of the tests that a name matches: a test, a file, or a part of a name."""
+    """Read the history of the tests that match a name: a test, a file, or a part of a name."""
     nodeids: set[str] = set()
     exact = "::" in name or name.endswith(".py")
 
@@ -99,7 +99,7 @@ def matching_history(
         raise BaselineError(arguments.baseline_dir, problem, remedy)
     words = " ".join(filter(None, (name, arguments.device and f"--device={arguments.device}")))
     if name and not nodeids:
-        # ``name`` is of a file without a history: look for similar names in all files.
+        # ``name`` is a file without a history: look for similar names in all files.
         read_history(directory, accept=accepts)
     tests = {nodeid.partition("::")[2] for nodeid in nodeids}
     similar = get_close_matches(name, nodeids, MAX_NAMES) or get_close_matches(

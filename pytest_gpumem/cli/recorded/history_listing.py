@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.cli.recorded.commits import BaselineHistory
 
 MAX_MOVES: Final = 5
-"""most tests that the overview lists per commit"""
+"""maximum number of tests that the overview lists per commit"""
 _TITLES: Final = ("commit", "date", "allocated", "reserved", "change", "%")
 
 
 def overview(history: BaselineHistory, width: int = 80) -> str:
-    """Render each commit with the tests that it moved, the newest first."""
+    """Render each commit with the tests whose figures it changed, the newest first."""
     blocks = []
     for step in history.steps:
         counter = count_changes(step.changes)
@@ -40,7 +40,7 @@ def overview(history: BaselineHistory, width: int = 80) -> str:
 
 
 def of_tests(history: BaselineHistory, width: int = 80) -> str:
-    """Render the figures of each test by commit, the newest first, and why they moved."""
+    """Render the figures of each test by commit, the newest first, and why they changed."""
     blocks = []
     for key in history.keys:
         rows: list[tuple[str, ...]] = [_TITLES]
@@ -56,7 +56,7 @@ def of_tests(history: BaselineHistory, width: int = 80) -> str:
 
 
 def move_words(change: EntryChange) -> str:
-    """Describe a move: "100.00 -> 110.00 MiB (+10.0%), activations +10.00 MiB"."""
+    """Describe a change: "100.00 -> 110.00 MiB (+10.0%), activations +10.00 MiB"."""
     words = []
     if change.kind in {ChangeKind.APPEARED, ChangeKind.VANISHED}:
         entry = change.new or change.old

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         if len(reports) > 1:
             artifact = arguments.artifact if arguments.json else ""
             accept = accept_command(os.path.basename(arguments.json or ""), artifact)  # noqa: PTH119
-            # Name the merged report if one is written, as it stays when its parts are gone.
+            # Name the merged report if one is written, as its parts may be deleted later.
             names = [arguments.json] if arguments.json else arguments.reports
             accept = accept or shlex.join(["gpumem", "accept", *names])
         merged = merge(reports, arguments.expect, accept)

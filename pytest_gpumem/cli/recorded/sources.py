@@ -74,7 +74,7 @@ def read_source(name: str, directory: Path) -> Source:
 
 
 def read_directory(directory: Path, name: str) -> Source:
-    """Read a folder's baselines, to be shown under a name."""
+    """Read a folder's baselines; ``name`` is their name in the comparison."""
     figures = read_folder(directory)
     remarks = [] if figures.files else [f"{name} has no baselines"]
     return Source(name, figures, remarks)

@@ -95,7 +95,7 @@ def train_mlp(
 
 
 def train_checkpointed_mlp() -> None:
-    """Train a deeper multilayer perceptron; its layers run again in the backward pass."""
+    """Train a deeper multilayer perceptron with activation checkpointing."""
     from torch.utils.checkpoint import checkpoint
 
     model = mlp(depth=8)

@@ -47,7 +47,7 @@ TIMEOUT: Final = 1800
 
 @dataclass(frozen=True)
 class Row:
-    """A step's figures on the GPU and on the virtual GPU, in bytes; if it failed, "error" alone."""
+    """A step's figures in bytes, on the GPU and on the virtual GPU; only "error" if it failed."""
 
     name: str
     measured: Mapping[str, Any]

@@ -1,7 +1,8 @@
-"""Observe how inference servers start: what they decide on memory, and why they refuse.
+"""Observe the start of inference servers: their memory decisions, and why they refuse to start.
 
-Each server's library has a module here, with HOOKS: by name of a module of the library, a function
-that replaces some of its functions once it is imported. They report to :class:`ServerWatch`.
+Each supported library has a module here with HOOKS, which maps names of the library's modules to
+functions. Such a hook is called once its module is imported: it wraps functions of that module,
+which then report to :class:`ServerWatch`.
 """
 
 from __future__ import annotations
@@ -25,28 +26,29 @@ if TYPE_CHECKING:
 
 LIBRARIES: Final = (vllm, web_server)
 PROFILING_RUN: Final = "server profiling run"
-"""name of the test's part in which a server measures what it needs beside the KV cache"""
+"""name of the test's part in which a server measures the memory that it needs besides the KV
+cache"""
 SUFFIX: Final = ".server"
 """suffix of the file that a process writes about its server"""
 
 
 class ServerWatch:
-    """Collects what a server in this process decides, and writes it for the measuring process.
+    """Collects this process's part of a server's start, and writes it for the measuring process.
 
     A server may run in several processes: one for each device, and one that sizes the cache. Each
-    writes a file of its own to the folders that the environment variable CHILDREN names.
+    process writes its own file to the folders named by the environment variable CHILDREN.
     """
 
     def __init__(self) -> None:
         self.part: Callable[[str], AbstractContextManager[object]] = nullcontext
-        """measures a block as a part of the test"""
+        """returns a context that measures a block as the named part of the test"""
         self.started: Callable[[], object] = nullcontext
         """called when the server has started in this process"""
         self.number: Callable[[int], int] = int
-        """returns the test's index of a device of this process"""
+        """converts a device index of this process to the measuring process's index"""
         self._starts: dict[int, ServerStart] = {}
         self._shared: dict[str, Any] = {}
-        """figures of all devices"""
+        """fields of ServerStart that are equal on all devices"""
 
     def install(self) -> None:
         """Register the hooks of all libraries, for the life of the process."""
@@ -55,7 +57,7 @@ class ServerWatch:
                 IMPORTS.call_after(module, partial(hook, self))
 
     def forget(self) -> None:
-        """Forget the starts so far: a later test starts a server of its own."""
+        """Forget all starts, so that the next test begins without any."""
         self._starts.clear()
         self._shared.clear()
 
@@ -66,13 +68,13 @@ class ServerWatch:
             yield
 
     def decided(self, server: str, device: int, **figures: Any) -> None:  # noqa: ANN401 - of ServerStart
-        """Record figures of a device, by their names in ServerStart."""
+        """Record fields of a device's ServerStart."""
         start = self._starts.get(device, ServerStart(server, self.number(device)))
         self._starts[device] = replace(start, **figures)
         self._write()
 
     def decided_for_all(self, server: str, **figures: Any) -> None:  # noqa: ANN401 - of ServerStart
-        """Record figures of all devices; a refusal is one of them."""
+        """Record fields of ServerStart that all devices share, such as a refusal."""
         self._shared |= {"server": server, **figures}
         self._write()
 
@@ -93,11 +95,11 @@ WATCH: Final = ServerWatch()
 
 
 def read_starts(paths: Iterable[Path]) -> tuple[ServerStart, ...]:
-    """Read the files of a server's processes; return its starts, in the order of the devices."""
+    """Merge the files of a server's processes; return one start per device, ordered by device."""
     starts: dict[int, ServerStart] = {}
     shared: dict[str, Any] = {}
     for path in paths:
-        with suppress(OSError, ValueError):  # its process was killed while it wrote
+        with suppress(OSError, ValueError):  # the process was killed while writing it
             record = json.loads(path.read_bytes())
             for fields in record["starts"]:
                 fields["unseen"] = tuple(fields["unseen"])

@@ -1,8 +1,9 @@
-"""Observe the start of vLLM's engine (V1, tried with vLLM 0.17 to 0.33).
+"""Observe the start of vLLM's V1 engine (tested with vLLM 0.17 to 0.33).
 
-A worker per device loads the weights, runs the model once with the largest batch (the profiling
-run), allocates the KV cache and captures CUDA graphs. The engine's core divides the memory that the
-workers found into the cache's blocks, or refuses to start. Worker and core may be one process.
+On each device a worker loads the weights, runs the model once with the largest batch (the profiling
+run), allocates the KV cache and captures CUDA graphs. After the profiling run the engine's core
+divides the memory that the workers report as available into the cache's blocks, or refuses to
+start. Worker and core may be one process.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ GRAPH: Final = Patch(
     "torch.cuda.graphs", "CUDAGraph.capture_end", reason="the CUDA graphs of a server are counted"
 )
 CAPTURE: Final = "capture_model"
-"""method of the model's runner that captures CUDA graphs, and returns the bytes that they took"""
+"""method of vLLM's model runner that captures CUDA graphs, and returns how many bytes they use"""
 
 
 def watch_worker(watch: ServerWatch, module: ModuleType) -> None:
-    """Report what each worker finds, and the errors by which it refuses."""
+    """Report each worker's figures, and the errors with which it refuses to start."""
     wrappers: dict[str, Callable[..., Any]] = {
         "Worker.determine_available_memory": partial(_measured, watch, module),
         "Worker.initialize_from_config": partial(_sized, watch),
@@ -84,7 +85,7 @@ def watch_worker(watch: ServerWatch, module: ModuleType) -> None:
 
 
 def watch_core(watch: ServerWatch, module: ModuleType) -> None:
-    """Report the cache that one request needs, and the refusal if there is less."""
+    """Report the bytes of KV cache that one request needs, and vLLM's error if there are fewer."""
 
     def sized(get_configs: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - vLLM's
         config, specs = arguments[:2]
@@ -103,7 +104,7 @@ def watch_core(watch: ServerWatch, module: ModuleType) -> None:
 
 
 def replace_arguments(_watch: ServerWatch, module: ModuleType) -> None:
-    """Start the engine with the arguments of the variable SERVER_ARGUMENTS, if it is set."""
+    """Replace the engine's arguments by those in the environment variable SERVER_ARGUMENTS."""
     arguments = json.loads(os.environ.get(SERVER_ARGUMENTS, "{}"))
 
     def create(create_config: Callable[..., Any], engine: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vLLM's
@@ -120,7 +121,7 @@ HOOKS: Final = {
     CORE.module: watch_core,
     ARGUMENTS.module: replace_arguments,
 }
-"""functions to call with a module of vLLM once it is imported"""
+"""by name of a module of vLLM: the function to call with it once it is imported"""
 
 
 def server() -> str:
@@ -134,7 +135,7 @@ def _measured(
     determine: Callable[[Any], int],
     worker: Any,  # noqa: ANN401 - vLLM's
 ) -> int:
-    """Run ``determine_available_memory``, and report the figures that it leaves in the worker."""
+    """Run ``determine_available_memory``, and report its result and the worker's profile."""
     profiles: list[Any] = []
 
     @contextmanager
@@ -148,7 +149,7 @@ def _measured(
         stack.enter_context(watch.profiling_run())
         available = int(determine(worker))
     figures = {"weights": int(worker.model_runner.model_memory_usage), "cache": available}
-    if profiles:  # none if --kv-cache-memory-bytes declares the cache's size
+    if profiles:  # empty if --kv-cache-memory-bytes sets the cache's size
         (profile,) = profiles
         activations, requested = profile.torch_peak_increase, int(worker.requested_memory)
         figures |= {
@@ -167,7 +168,7 @@ def _sized(
     worker: Any,  # noqa: ANN401 - vLLM's
     cache: Any,  # noqa: ANN401 - vLLM's
 ) -> Any:  # noqa: ANN401 - vLLM's
-    """Run ``initialize_from_config``, and report how much the cache holds."""
+    """Report how many tokens and requests the cache holds, and run ``initialize_from_config``."""
     config = worker.vllm_config
     length = config.model_config.max_model_len
     utils: Any = sys.modules["vllm.v1.core.kv_cache_utils"]
@@ -190,7 +191,7 @@ def _captured(
     warm_up: Callable[[Any], Any],
     worker: Any,  # noqa: ANN401 - vLLM's
 ) -> Any:  # noqa: ANN401 - vLLM's
-    """Run ``compile_or_warm_up_model``, and report what the CUDA graphs take."""
+    """Run ``compile_or_warm_up_model``, and report the CUDA graphs' memory and what is left."""
     torch: Any = sys.modules["torch"]
     runner, device = worker.model_runner, worker.device.index
     capture, count = getattr(runner, CAPTURE), 0
@@ -218,7 +219,7 @@ def _captured(
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether an error says that memory does not suffice, and not something else."""
+    """Return whether an error means that there is not enough memory."""
     torch: Any = sys.modules["torch"]
     cause: BaseException | None = error
     while cause is not None:

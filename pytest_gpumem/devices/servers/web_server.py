@@ -1,4 +1,4 @@
-"""End the HTTP front of an inference server once it has started: it runs until it is stopped."""
+"""End an inference server's HTTP process once it has started; otherwise it would run for ever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STARTUP: Final = Patch(
 
 
 def end_once_started(_watch: ServerWatch, module: ModuleType) -> None:
-    """Make each server exit after its start, as after SIGTERM."""
+    """Make each uvicorn server exit after its start, as after SIGTERM, if UNTIL_STARTED is set."""
 
     async def start(startup: Callable[..., Awaitable[None]], *args: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
         await startup(*args, **options)

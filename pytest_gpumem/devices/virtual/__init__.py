@@ -6,12 +6,12 @@ promises:
 
 - This import loads nothing and imports no other module: a session on a real GPU costs no more.
 - ``load``, before torch is imported, gives the process a :class:`pytest_gpumem.devices.base.Device`
-  that PyTorch takes for an NVIDIA GPU. Bytes are counted as PyTorch's own CUDA code requests them.
+  that PyTorch treats as an NVIDIA GPU. Bytes are counted as PyTorch's own CUDA code requests them.
 - The device is visible between its ``open`` and ``close``, or always after ``show_always``.
 - Processes that are started while the device is visible have the same virtual GPU
   (``begin_in_child``).
 - ``Device.trouble`` names a call of CUDA that is not supported. ``Device.alternatives`` and
-  ``Device.notes`` have the choices by which a real GPU's figures may differ.
+  ``Device.notes`` list why a real GPU's figures may differ.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def loaded() -> VirtualDevice | None:
 def begin_in_child() -> InheritedGpu | None:
     """Set up this process for its parent's virtual GPU before torch is imported.
 
-    None: the parent has no virtual GPU.
+    The result is None if the parent has no virtual GPU.
     """
     if INHERITED not in os.environ:
         return None
@@ -96,7 +96,7 @@ def prepare_many_cards() -> None:
 
 
 def unused_cause(path: Path, root: Path) -> str:
-    """Return a clause on why a test may have used no memory; "": no cause is known.
+    """Return a clause on why a test may have used no memory; "" if no cause is known.
 
     Args:
         path: the test's file.
@@ -126,9 +126,9 @@ class Status(NamedTuple):
     """Whether a virtual GPU works on this machine."""
 
     problem: str = ""
-    """why the libraries were not built, with the remedy; "": they were built"""
+    """why the libraries were not built, with the remedy; "" if they were"""
     cudnn: int = 0
-    """version of the cuDNN that was found (92600 is 9.26.0); 0: none"""
+    """version of the cuDNN that was found (92600 is 9.26.0); 0 if none was"""
     computes_workspaces: bool = False
     """whether that cuDNN can compute workspaces without a GPU"""
     stubs: Sequence[str] = ()
@@ -138,7 +138,7 @@ class Status(NamedTuple):
 
 
 def status() -> Status:
-    """Run a convolution on the virtual GPU; return what works in this process.
+    """Run a convolution on the virtual GPU, and return whether it works in this process.
 
     The process must not have imported torch.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AccountWatch(UseWatch):
-    """Reads the virtual GPU's accounts, which are exact and cost nothing."""
+    """Reads the virtual GPU's accounts, which are exact and cheap to read."""
 
     source = "the virtual GPU's account"
 
@@ -27,7 +27,7 @@ class AccountWatch(UseWatch):
         self._context = context
 
     def used(self, device: int) -> int:
-        """Return the charged bytes plus the context's."""
+        """Return the bytes charged to the device's account, plus those of the CUDA context."""
         return self._context + self._library.account(device).charged
 
     def start(self, reserved: Sequence[int]) -> None:
@@ -61,7 +61,7 @@ class AccountWatch(UseWatch):
         return [*notes, *notes_of(NoteKind.STILL_HELD, UNWAITED.notes(peak))]
 
     def release(self) -> None:
-        """Free tensors of collectives that nothing waits for, as the next collective would."""
+        """Free the tensors of unwaited collectives, as the next collective would."""
         UNWAITED.clear()
 
     def _read(self) -> None:

@@ -54,7 +54,7 @@ class Aspects:
         major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
         cudnn = 0
         with suppress(AttributeError):  # a build without cuDNN
-            # the number that cudnnGetVersion returns for the cuDNN that PyTorch was compiled for
+            # cudnnGetVersion's number for the cuDNN that PyTorch was compiled for
             parts = map(int, torch._C._cudnn.getCompileVersion())
             cudnn = sum(part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True))
         self._library.set_versions(major * 1000 + minor * 10, cudnn)
@@ -82,7 +82,7 @@ class Aspects:
         return [*notes_of(NoteKind.VALUES, self.values.notes(root)), *self._notes_beside_values()]
 
     def report(self) -> tuple[GuessRows, list[Note]]:
-        """Return the values that this process branched on, and notes on its figures.
+        """Return the uncomputed values that this process branched on, and notes on its figures.
 
         The parent sums these over its child processes.
         """
@@ -90,7 +90,7 @@ class Aspects:
         return rows, [*notes_of(NoteKind.VALUES, sentences), *self._notes_beside_values()]
 
     def _notes_beside_values(self) -> list[Note]:
-        """Return notes on the run's figures, except those on values that a program branched on."""
+        """Return notes on the run's figures, except for notes on values."""
         managed = self._library.managed().peak_bytes
         outside = (
             f"{format_size(managed)} of managed memory (cudaMallocManaged), outside PyTorch's "

@@ -22,8 +22,8 @@ virtual one with any workspaces observed for a convolution
 or the smallest plans (benchmarks/results/published_segmentary.txt)"""
 
 NEAREST: Final = "9.19.0"
-"""version of cuDNN whose figures were nearest to published ones, of five versions that were tried
-in place of older ones (benchmarks/results/published_cudnn.txt)"""
+"""version of cuDNN whose figures were nearest to published ones, among five versions tried in place
+of older ones (benchmarks/results/published_cudnn.txt)"""
 
 LIBRARY: Final = "GPUMEM_CUDNN"
 """environment variable with the path of another cuDNN to use"""
@@ -37,7 +37,7 @@ def keep_no_plans() -> None:
     """Disable PyTorch's cache of cuDNN plans in this process, unless the user has set its limit.
 
     PyTorch caches a plan, and its workspace size, by shapes and device index: the next card would
-    get the plan of the previous one. Each convolution becomes a fraction of a millisecond slower.
+    reuse the previous card's plan. Each convolution becomes a fraction of a millisecond slower.
     """
     os.environ.setdefault(PLANS_KEPT, "-1")
 

@@ -1,4 +1,4 @@
-"""Records the lines of a program that branch on values which no kernel computed.
+"""Records the lines of a program that branch on values that no kernel computed.
 
 Operators with data-dependent output sizes are recognized as such. A number that a program reads
 back records how the program uses it: see uncertain_numbers.py.
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     Site = tuple[str, int, str]
     """file and line of user code, and the line of PyTorch that branches; "": user code branches"""
     Row = tuple[str, int, str, int, int, int]
-    """a site; the number of values that it branched on; the number of rows or elements that it
-    selected by them, and from how many"""
+    """a site, the number of values that it branched on, and the numbers of rows or elements that
+    operators selected there by such values: selected, and selected from"""
 
 MAX_READ: Final = 20_000
 """maximum number of values not computed that one line may branch on: no generated text is so long,
@@ -42,7 +42,7 @@ FORWARDING_FILES: Final = (
     "torch/overrides.py",
     "/functional.py",
 )
-"""PyTorch's files whose functions only forward calls, which are attributed to their callers"""
+"""PyTorch's files whose functions only forward calls: reads there are attributed to the callers"""
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
 NO_OVERFLOW: Final = (
     "the gradients of torch.amp.GradScaler are assumed to be finite: if they overflow on a "
@@ -53,7 +53,7 @@ NO_OVERFLOW: Final = (
 
 @dataclass
 class Guesses:
-    """Counts per line the values that a program branched on: the unknown, or the assumed ones."""
+    """Counts, per line, the unknown values (or the assumed ones) that a program branched on."""
 
     lines: Counter[Site] = field(default_factory=Counter)
     taken: Counter[Site] = field(default_factory=Counter)
@@ -61,7 +61,7 @@ class Guesses:
     offered: Counter[Site] = field(default_factory=Counter)
     """per line: the number of rows or elements that operators selected from"""
     unseen: dict[object, Site] = field(default_factory=dict)
-    """for each read of an integer whose use was not seen: the line; the integer may have become a
+    """the line of each read of an integer whose use was not seen, and which may have become a
     size"""
 
     def all_lines(self) -> Counter[Site]:
@@ -111,13 +111,13 @@ class Guesses:
 
 
 class _Here(threading.local):
-    """Why this thread is reading values."""
+    """The purpose of this thread's reads."""
 
     purpose = ""
-    """"number": a tensor method returns it; "shown": it becomes text; "kept": it stays a tensor;
-    "": the purpose is unknown"""
+    """"number": a tensor method returns the value as a number; "shown": the value is printed;
+    "kept": the value stays in a tensor; "": unknown"""
     guesses: Guesses | None = None
-    """the guesses that count branches on the number being read; None: the number is known"""
+    """counts the branches on the number being read; None if the number is known"""
 
 
 class Decisions:
@@ -141,7 +141,8 @@ class Decisions:
         self.computes = False
         """whether values are computed, so that every operator is seen"""
         self.answered = False
-        """whether the running operator copies known or queued values to the host"""
+        """whether the running operator copies known or queued values to the host; ``seen`` then
+        records nothing"""
         self.clear()
 
     def clear(self) -> None:
@@ -193,7 +194,7 @@ class Decisions:
         if self.answered:
             return False
         if not self.computes and size > MAX_SIZE and not self.here.purpose:
-            self.any_read = True  # probably a tensor
+            self.any_read = True  # probably a tensor's elements, not a size
             return False
         try:
             self._read(self._unknown if size else self._assumed)
@@ -207,7 +208,7 @@ class Decisions:
         """Record that an assumed value is read.
 
         Raises:
-            DeviceError: the loop that reads it would not end.
+            DeviceError: the loop that reads the value would not end.
         """
         self._read(self._assumed)
 
@@ -246,7 +247,7 @@ class Decisions:
             asking = asking.f_back
         code = asking.f_code
         if code.co_name == "__init__" and OPTIMIZERS in code.co_filename:
-            return  # an optimizer's constructor checks its arguments; no figure depends on this
+            return  # an optimizer's constructor checks its arguments; no figure depends on it
         while asking.f_back is not None and asking.f_code.co_filename.endswith(SCALER):
             # Zero means that no gradient overflowed, as in a normal training step: the optimizer
             # steps. No shape depends on it.
@@ -266,11 +267,11 @@ class Decisions:
             )
 
     def seen_taken(self, taken: int, offered: int, counts: tuple[int, int]) -> None:
-        """Record how many rows or elements an operator selected by values that are not computed.
+        """Record how many rows or elements an operator selected by uncomputed values.
 
         Args:
-            taken: the number of rows or elements of its output.
-            offered: the number that it selected from.
+            selected: the number of rows or elements of its output.
+            total: the number that it selected from.
             counts: the value of ``counts`` before the operator ran.
         """
         site = site_of_read(sys._getframe(1))

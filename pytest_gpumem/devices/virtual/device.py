@@ -134,7 +134,7 @@ class VirtualDevice(Device):
     shown_always = 0
     """number of devices that code outside of marked tests sees"""
     named: Card | None = None
-    """the card requested by a program or a conftest file; None: none was"""
+    """the card requested by a program or a conftest file; None without one"""
     stubs: Sequence[str] = ()
     """SONAMEs of the CUDA libraries that are not installed"""
     demanded: Card | None = None

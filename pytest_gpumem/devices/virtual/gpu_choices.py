@@ -1,4 +1,4 @@
-"""Collects the alternatives: what may differ on a GPU from the virtual one, with reasons.
+"""Collects what a real GPU may do differently from the virtual one, with reasons.
 
 These are workspaces whose sizes no library reports, events that a GPU reaches later, and extra
 blocks that a GPU may allocate, depending on timing. The virtual GPU allocates no extra blocks.
@@ -52,7 +52,7 @@ class GpuChoices:
         self._library.forget_allocator_events()
 
     def take(self, end: RangeEnd) -> None:
-        """Use the usual, the smallest or the largest size of each range from now on.
+        """Assume the usual, the smallest or the largest size of each range from now on.
 
         A test runs with the usual sizes; benchmarks run a step at both ends of its range.
         """

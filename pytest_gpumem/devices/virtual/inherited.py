@@ -1,4 +1,4 @@
-"""Sets up the virtual GPU in child processes: sets their environment, and patches PyTorch there.
+"""Sets up the virtual GPU in child processes: their environment, and patches of PyTorch.
 
 The environment variables are set while the virtual GPU is visible. They make a process that starts
 meanwhile preload the native library; this module does the rest.
@@ -67,7 +67,7 @@ def adapted(description: str) -> Iterator[None]:
         for name, path in ((TRITON, native.FOLDER), (NCCL, native.LIBRARY)):
             if name not in os.environ:
                 set_variable(stack, name, str(path))
-        linked = os.environ.get(COMPILER)  # the user's folders first: a real driver is preferred
+        linked = os.environ.get(COMPILER)  # after the user's folders: a real driver is preferred
         set_variable(stack, COMPILER, f"{linked}:{native.FOLDER}" if linked else str(native.FOLDER))
         skip_shape_check(stack)
         prepend(stack, PYTHON_PATH, HOOK)  # makes child processes skip the shape check too
@@ -87,10 +87,10 @@ class InheritedGpu:
     """Adapts this process when it imports torch, and again when it initializes CUDA."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()  # never closed: lasts as long as the process
+        self._stack = ExitStack()  # never closed: the patches last as long as the process
         self._aspects: Aspects | None = None
         self._failure = ""
-        """why this process computes no values; "": no error has occurred"""
+        """why this process computes no values; "" if it does"""
         self._stubs = supply_missing_libraries()
         install_hooks()  # before torch is imported, which imports cuda.bindings
         IMPORTS.call_after("torch", self._adapt)

@@ -140,7 +140,7 @@ class CopyFaults(NamedTuple):
     stray_size: int = 0
     """bytes of the first stray"""
     expected_size: int = 0
-    """bytes of the copy that was queued when the first stray was made, in its last form"""
+    """bytes of the copy that was queued at the first stray: the last of its possible sizes"""
 
     def __bool__(self) -> bool:
         """Return whether any fault was noted."""
@@ -178,7 +178,8 @@ class SizeCounts(NamedTuple):
     larger: int = 0
     """workspaces that may be larger than assumed"""
     choices: int = 0
-    """choices among cuDNN plans that PyTorch times; the plan with the largest workspace is used"""
+    """how often PyTorch times several cuDNN plans; here it uses the one with the largest
+    workspace"""
     bounded: int = 0
     """workspaces counted in ``larger`` that are assumed to be zero because there is no estimate"""
 
@@ -191,7 +192,7 @@ class Convolutions(NamedTuple):
     asked: int = 0
     """convolutions and attention whose workspace cuDNN computed"""
     astray: int = 0
-    """calls counted in ``asked`` on another card than the one that PyTorch created the plan for"""
+    """calls counted in ``asked`` whose plan PyTorch created for another card"""
     ranged: int = 0
     """queries for a convolution's workspace that lies in a range"""
     unfit: int = 0
@@ -257,9 +258,10 @@ class NativeLibrary:
     count_operators: Callable[[int], None]
     """counts operators that begin to run (1) or have ended (-1), but not their inner operators"""
     in_operator: Callable[[], bool]
-    """returns whether this thread runs an operator whose inner operators are not intercepted"""
+    """returns whether this thread is inside an operator whose inner operators are not
+    intercepted"""
     open_for_writing: Callable[[int, int], bool]
-    """marks bytes as known before they are written; False: the host has no room for them"""
+    """marks bytes as known before they are written; False if host memory is short"""
     is_known: Callable[[int, int], bool]
     """returns whether all of these bytes are known"""
     forget: Callable[[int, int], None]
@@ -267,12 +269,13 @@ class NativeLibrary:
     fill_zeros: Callable[[int, int], None]
     """sets bytes to zeros, which are known and use no host memory"""
     defer: Callable[[int, int], int]
-    """marks unknown bytes as computable later, and returns the range's number: 0 if another process
+    """marks unknown bytes as computable later; returns the range's number, or 0 if another process
     may write there"""
     deferred_at: Callable[[int, int], int]
-    """returns the number of the deferred range around these bytes; 0: none, or it was written to"""
+    """returns the number of the deferred range around these bytes; 0 if there is none, or it was
+    overwritten"""
     open_deferred: Callable[[int, int], bool]
-    """marks a deferred range as known before it is written; False: the host has no room"""
+    """marks a deferred range as known before it is written; False if host memory is short"""
     set_versions: Callable[[int, int], None]
     """sets CUDA's version (13020 is 13.2) and cuDNN's (92600 is 9.26.0)"""
     set_first_total: Callable[[int], None]
@@ -289,8 +292,8 @@ class NativeLibrary:
     make_room: Callable[[int, int], None]
     """adds bytes to a device beyond its card's memory"""
     begin_apart: Callable[[int], None]
-    """gives a device's next allocations addresses in the order of an empty device, whatever it
-    contains"""
+    """places a device's next allocations in unused address space, in the order of an empty
+    device"""
     forget_peak: Callable[[int], None]
     """resets the peak in a device's account"""
     forget_managed_peak: Callable[[], None]
@@ -300,11 +303,12 @@ class NativeLibrary:
     value_budget: Callable[[], int]
     """returns how many bytes remain of the limit ``budget`` of :class:`ValueLimits`"""
     short_ways: Callable[[int], None]
-    """sets whether operators that compute nothing bypass Python"""
+    """sets whether operators whose values are not computed bypass Python"""
     tell_assumed: Callable[[int], None]
-    """sets whether any values are assumed: then Python handles every operator that is computed"""
+    """sets whether any values are assumed; if so, computed operators go through Python"""
     compute_values: Callable[[int], None]
-    """sets whether Python writes operators' results: then their kernel launches change nothing"""
+    """sets whether Python writes operators' results, so that kernel launches leave known values
+    unchanged"""
     tell_nonzeros: Callable[[int], None]
     """sets the number of nonzeros in sparse sums and products on this thread; -1: unknown"""
     largest_convolution: Callable[[], int]
@@ -317,13 +321,13 @@ class NativeLibrary:
     forget_allocator_events: Callable[[], None]
     """clears the allocator's events at the start of a run"""
     cudnn_found: Callable[[], int]
-    """returns the version of the cuDNN that was found (90501 is 9.5.1); 0: none, or none was looked
-    for yet"""
+    """returns the version of the cuDNN that was found (90501 is 9.5.1); 0 if none was, or before
+    the first search"""
 
     def __init__(self, path: Path = native.LIBRARY) -> None:
         self._lib = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         _check_layouts(self._lib)
-        # Other libraries dlopen these by name: cuBLASLt opens the driver while torch is imported.
+        # Other libraries dlopen these by SONAME: cuBLASLt opens the driver while torch is imported.
         self._by_name = [ctypes.CDLL(str(path)) for path in native.OPENED_BY_NAME]
         for name, (returns, *takes) in _FUNCTIONS.items():
             function = getattr(self._lib, f"gpumem_{name}")
@@ -345,11 +349,11 @@ class NativeLibrary:
         return list(figures)
 
     def linked_functions(self, folder: Path) -> LinkedFunctions:
-        """Return the functions that torch's libraries in a folder link, and those missing here."""
+        """Compare the CUDA functions that torch's libraries in a folder link with those here."""
         return compare(folder, self._lib)
 
     def report_to(self, fd: int) -> None:
-        """Write to a file descriptor too when a call is refused, or the process ends in a test.
+        """Also write to a file descriptor if a call is refused, or the process ends in a test.
 
         The descriptor is a copy of standard error from before pytest captured it. A library whose
         call is refused may call ``exit``, and pytest then shows none of the captured output.
@@ -358,9 +362,9 @@ class NativeLibrary:
         atexit.register(self._lib.gpumem_set_terminal, -1)  # a normal exit, not a library's
 
     def finds_driver(self) -> bool:
-        """Return whether looking up libcuda.so.1 finds this library.
+        """Return whether opening libcuda.so.1 by name finds this library.
 
-        The lookup finds a real driver if another library has opened that one before.
+        It finds a real driver if another library has already opened that one.
         """
         driver = self._by_name[native.OPENED_BY_NAME.index(native.DRIVER)]
         # The dynamic linker searches the loaded libraries first, in order.

@@ -25,8 +25,8 @@ NVIDIAS: Final = re.compile(
 LIBRARIES: Final = ("libtorch_cuda*.so", "libc10_cuda.so", "libtorch_python.so", "libtorch_cpu.so")
 """torch's own files that link CUDA's libraries"""
 NEWEST_COMPARED: Final = (2, 15)
-"""newest torch that was compared: all functions that its releases and older ones link are
-implemented"""
+"""newest torch whose linked functions were checked: all CUDA functions that its releases and older
+ones link are implemented"""
 MAX_NAMED: Final = 5
 """maximum number of functions that a sentence names"""
 
@@ -61,7 +61,7 @@ class LinkedFunctions(NamedTuple):
 
 
 def is_compared(version: str) -> bool:
-    """Return whether a version of torch was compared when this code was written."""
+    """Return whether the functions that this version of torch links were checked in advance."""
     release = re.fullmatch(r"(\d+)\.(\d+)\.\d+(\+cu\d+)?", version)
     return release is not None and (int(release[1]), int(release[2])) <= NEWEST_COMPARED
 

@@ -118,7 +118,7 @@ class SharedObject:
         )
 
     def wanted_symbols(self) -> Iterator[bytes]:
-        """Yield the global symbols that other libraries must define.
+        """Yield the undefined global symbols, which other libraries must define.
 
         They precede the first symbol in the GNU hash table, so the hundreds of thousands of symbols
         that torch defines are skipped.

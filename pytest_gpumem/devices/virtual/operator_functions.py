@@ -24,7 +24,7 @@ class OperatorFlags(enum.IntFlag):
     """Flags that describe an operator to the native library; the *short way* bypasses Python."""
 
     SHORT = 1
-    """some of its calls can take the short way"""
+    """some of its calls can bypass Python"""
     LIKE = 2
     """the values of its arguments do not matter"""
     CONSTANT = 4
@@ -35,18 +35,19 @@ class OperatorFlags(enum.IntFlag):
     READS = 32
     """it returns a number to the host"""
     ALLOCATES = 64
-    """its result has no values"""
+    """its result is uninitialized memory"""
     COMPUTES = 128
     """its results depend on its arguments alone"""
     CHEAP = 256
-    """its cost is counted from the number of its elements"""
+    """its cost is proportional to the number of its elements"""
     THREADS = 512
-    """the CPU may use several threads even for few elements, so its threads are limited to one"""
+    """the CPU may use several threads even for few elements, so it is run with one thread"""
     INDEXES = 1024
     """its second argument is a list of indices: masks, whose true elements determine the size of
     the result, or integers, which do not"""
     CHANGES = 2048
-    """it is computed natively if what it writes to is known, and has no other short way"""
+    """it bypasses Python only if the values that it overwrites are known: it is then computed
+    natively"""
     RETURNS = 4096
     """it returns new tensors besides what it writes"""
     SCATTERS = 8192
@@ -63,7 +64,7 @@ class CalledFunctions(NamedTuple):
     """called with an operator, its arguments and its result if its values may be computed; if the
     library has computed but not written them, also with the host's result"""
     large: Callable[[], None]
-    """called when so many values are unknown that the test counts as large"""
+    """called when so many values are unknown that only small tensors are computed from then on"""
     affords: Callable[..., bool]
     """called with an operator, its arguments, its result and the bytes of its arguments; deducts
     its cost from the test's budget, or returns False if the budget is too small"""
@@ -84,7 +85,7 @@ class OperatorFunctions:
     it writes, those whose values do not matter, those that are tensors"""
     running: Callable[[], tuple[Any, Any] | None]
     """returns the arguments, positional and by name, of the operator running on this thread on the
-    short way; None: there is none"""
+    short way; None without one"""
     known_bytes: Callable[[Sequence[Any], Mapping[str, Any]], int | None]
     """takes an operator's arguments, and returns the total bytes of the tensors among them; None:
     some tensor is not plain, not known, or too large to compute"""
@@ -92,8 +93,8 @@ class OperatorFunctions:
     """returns a CPU tensor over the bytes of a device tensor, which it does not keep alive; None:
     DLPack cannot express it"""
     put: Callable[[torch.Tensor, torch.Tensor], bool | None]
-    """writes a host tensor's values to a device tensor, which is known from then on; False: the
-    host has no room; None: the tensors differ in layout, and nothing is written"""
+    """writes a host tensor's values to a device tensor, which is known from then on; False if host
+    memory is short; None if the tensors differ in layout, so that nothing is written"""
 
     def __init__(self, library: ctypes.CDLL, key: int, called: CalledFunctions) -> None:
         """Create the functions.

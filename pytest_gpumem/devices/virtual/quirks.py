@@ -24,7 +24,7 @@ CPU_LIBRARY: Final = (
     "CPU library from then on: import bitsandbytes in the test or in a fixture, or run "
     "with --gpumem-visible=session"
 )
-"""clause for a message on a test that used no memory of its device"""
+"""clause on why a test used no memory of its device"""
 
 
 def has_cpu_library() -> bool:
@@ -143,13 +143,13 @@ that write to tensors among the arguments: flashinfer_sampling_binding.cu declar
 
 
 class WritingModule:
-    """Stands for a compiled module of WRITING_MODULES: its functions write unknown values."""
+    """Replaces a compiled module of WRITING_MODULES: functions mark their tensors as unknown."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, function: str) -> Callable[..., None]:
-        if function.startswith("__"):  # copy, pickle and inspect ask for such names
+        if function.startswith("__"):  # copy, pickle and inspect look up such names
             raise AttributeError(function)
 
         def write(*args: object, **kwargs: object) -> None:
@@ -159,7 +159,7 @@ class WritingModule:
 
 
 def load_without_compiler(module: ModuleType) -> None:
-    """Make FlashInfer load a WritingModule in place of kernels that nothing needs.
+    """Make FlashInfer load a WritingModule in place of kernels whose values nothing needs.
 
     Other modules are compiled: their functions return figures that callers need, such as the
     workspace of an attention's plan, and call CUDA's runtime, which the virtual GPU has.
@@ -197,8 +197,8 @@ SAMPLING: Final = Patch(
 def sample_one_token(module: ModuleType) -> None:
     """Make each request of vLLM sample one token a step, and none within its prompt.
 
-    A kernel of Triton counts the tokens, and the scheduler waits until a request has all of its
-    own. Without speculative decoding these are the counts of a GPU; with it, drafts are rejected.
+    A Triton kernel counts the tokens, and the scheduler waits until a request has all its tokens.
+    Without speculative decoding a GPU has the same counts; with it, this rejects all drafts.
     """
     SAMPLING.wrap(module, wrapped_by(_sample))
 

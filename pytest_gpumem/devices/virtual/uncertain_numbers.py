@@ -11,7 +11,7 @@ not end, and a step that keeps its best weights would have other figures without
 integer counted when it is read, each test that counts right answers, or prints a number, would get
 a note that its figures depend on values, and would be run again.
 
-How a size that depends on such a number becomes a range: ``seen_bound`` of ``decisions.py``.
+``seen_bound`` of ``decisions.py`` handles sizes that depend on such a number.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ PAIRS: Final = Patch(
     reason="torch.testing asks for the exact class of a number",
 )
 DECIDING: Final = ("eq", "ne", "lt", "le", "gt", "ge", "bool", "int", "index")
-"""methods that count as branches; ``int()`` counts because its result may become a size, unseen"""
+"""methods that count as branches; ``int()`` counts because its result may become a size
+unnoticed"""
 COMPUTED: Final = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
     *("radd", "rsub", "rmul", "rtruediv", "rfloordiv", "rmod", "rpow"),
@@ -65,7 +66,7 @@ SHOWN: Final = ("repr", "str", "format", "float", "hash")
 
 
 class NumberRead:
-    """Records how a program uses a number that no kernel computed, or that depends on such ones."""
+    """Records how a program uses a number that no kernel computed, or one derived from it."""
 
     __slots__ = ("_decisions", "_guesses")
 
@@ -133,10 +134,10 @@ def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number 
 
 
 def plain_number(number: object) -> float | int | None:
-    """Return the plain value of a number that no kernel computed, for code compiled with it.
+    """Return a number that no kernel computed as a plain number, to compile code with it.
 
-    For an integer a branch is recorded, because the integer may become a size in that code. For
-    other objects the result is None.
+    For an integer a branch is recorded, because the compiled code may use the integer as a size.
+    For other objects the result is None.
     """
     if isinstance(number, UncertainFloat):
         number.read.use()
@@ -148,7 +149,7 @@ def plain_number(number: object) -> float | int | None:
 
 
 def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
-    """Return the plain value of a number that no kernel computed, for code that branches on it.
+    """Return a number that no kernel computed as a plain number, to branch on it.
 
     The branch is recorded. Other objects are returned unchanged.
     """
@@ -242,7 +243,7 @@ def _reading(decisions: Decisions, purpose: str, method: Callable[..., Any]) -> 
 
 
 def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Unwrap the numbers that a pair of ``torch.testing`` compares.
+    """Wrap a method of a pair of ``torch.testing`` to compare plain numbers.
 
     PyTorch checks the exact class of each number, and its own tests read numbers inside the call.
     """

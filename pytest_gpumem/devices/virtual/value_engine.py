@@ -31,10 +31,10 @@ class VirtualValues(ValueEngine):
         self._decisions = Decisions(library.set_endless)
         self._recompile_limits = RecompileLimits()
         self._mode: ValueMode | None = None
-        """the mode that computes values; None: none are computed"""
+        """the mode that computes values; None if none are computed"""
         self._kept_mode: ValueMode | None = None
         """the process's only mode, kept because it knows the values of fixtures that several tests
-        share; None: no values have been computed yet"""
+        share; None before any values have been computed"""
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -77,9 +77,10 @@ class Curtain:
         self._torch = torch
         self._shown = 0
         self.unanswered: dict[str, Question] = {}
-        """for each file's path: its first question; a direct one replaces an indirect one"""
+        """for each file's path, the first line that looked for GPUs; a direct call replaces an
+        indirect one"""
         self._own_code = (str(Path(torch.__file__ or "").parent), __file__)
-        # torch.cuda's count, and torch.accelerator's, which is a count of its own before torch 2.8
+        # torch.cuda's count, and torch.accelerator's, which is separate before torch 2.8
         COUNTS.wrap(torch._C, self._counting)
         NVML_COUNT.put(torch.cuda, {"_device_count_nvml": self._count})
         INITIALISATION.wrap(torch._C, wrapped_by(self._initialise))  # a build without CUDA has none
@@ -106,7 +107,7 @@ class Curtain:
         After that call no fork can use CUDA.
         """
 
-        def count_shown() -> int:  # _count skips frames of this file: they are not the program's
+        def count_shown() -> int:  # _count skips frames of this file, which are not the program's
             if self._shown:
                 count()
             return self._count()
@@ -116,15 +117,15 @@ class Curtain:
     def _initialise(self, initialise: Callable[[], None]) -> None:
         """Initialize CUDA; raise if no GPU is shown.
 
-        PyTorch caches what its first attempt finds: after an attempt without NVML, its allocator of
-        expandable segments crashes with a segmentation fault.
+        PyTorch caches the result of its first attempt: if NVML was missing then, its allocator
+        later crashes on expandable segments.
         """
         if not self._shown:
             raise RuntimeError(HIDDEN)
         initialise()
 
     def question_of(self, path: Path, root: Path) -> Question | None:
-        """Return the question of a test's file, or else of a file in its project, or None."""
+        """Return what looked for GPUs in a test's file, or else in its project; None if unknown."""
         if str(path) in self.unanswered:
             return self.unanswered[str(path)]
         for question in self.unanswered.values():

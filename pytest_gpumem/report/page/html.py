@@ -74,7 +74,7 @@ class DeviceSection(NamedTuple):
     drawing: Drawing | None
     legend: tuple[Category, ...]
     ghost: bool
-    """whether the baseline's line is drawn over the timeline"""
+    """whether the baseline's course is drawn over the timeline"""
     undrawn: bool
     """whether the device has a timeline that is not drawn"""
 
@@ -105,7 +105,7 @@ class FailureWords(NamedTuple):
     """Describes a failed test."""
 
     why: str
-    """shown below the test's name; its figures have columns of their own"""
+    """shown below the test's name, without the figures, which have their own columns"""
     cause: str
     """the text that the filter searches: the failure in one line, and the keeper"""
     group: str
@@ -170,7 +170,7 @@ def page(report: Report, *, when: str = "", json_name: str = "") -> str:
         for entry in shown
     ]
     counter = Counter((entry.word, entry.tone) for entry in entries)
-    # If a new toolchain changed many tests, it is the cause, and not a line that they share.
+    # If a new toolchain changed many tests, that is their cause, not a source line that they share.
     toolchains = [change.sentence for change in moved_together(report.results)]
     causes = toolchains or cause_lines(report.results)
     compared = {}
@@ -436,7 +436,7 @@ def row_html(entry: PageEntry) -> str:
                 f'width="{min(percent, FULL):.0f}" height="8"/></svg>'
             )
         figures.append(f'<td role="cell" class="n{kind}"{label}>{inner}</td>')
-    data, why = {"keys": json.dumps([*keys, entry.rank])}, ""  # the script sorts None last
+    data, why = {"keys": json.dumps([*keys, entry.rank])}, ""  # the page's script sorts None last
     if entry.failed or not isinstance(test, Result):
         words = failure_words(test)
         if words.why:

@@ -34,7 +34,7 @@ LABEL, SIDE = 1.09, 0.6
 it is placed on the left"""
 NEAR: Final = 1.6
 """limits up to this multiple of the highest point are drawn at their height; a higher one would
-flatten the plot, so its label stands at the upper edge"""
+flatten the plot, so only its label is drawn, at the upper edge"""
 TICKS: Final = 5
 LETTER: Final = 5.6
 """width of a label's letter on a desktop, in units"""
@@ -235,8 +235,8 @@ def limit_lines(
 ) -> list[str]:
     """Draw limits with their labels, on the side that the peak's label does not take.
 
-    Limits in ``outside`` are above the plot and get only a label. ``mark`` is the x of a refused
-    request, which labels must not cover; None without one.
+    Limits in ``outside`` are above the plot, and only their labels are drawn. ``mark`` is the x of
+    a refused request, which labels must not cover; None without one.
     """
     on_left = peak > SIDE * scale.number
     x, side = (LEFT + 4, "start") if on_left else (RIGHT - 4, "end")
@@ -327,7 +327,7 @@ def refused_at(timeline: Timeline, refusal: RefusedRequest) -> tuple[int, int, s
     """Return the index of a refused request's point, the reserved bytes it needed, and a label.
 
     The timeline is from a run of the step without a limit, as far as that was possible: the point
-    is the first above the limit, or else the last.
+    is the first point above the limit, or else the last point.
     """
     index = next(
         (i for i, nbytes in enumerate(timeline.reserved) if nbytes > refusal.cap),

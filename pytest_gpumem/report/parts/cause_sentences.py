@@ -75,7 +75,7 @@ def short_cause(result: Result) -> str:
 
 
 def _room(result: Result) -> str:
-    """Return what the step did not fit in: its limits, unless the device has less memory."""
+    """Return the text for what the step did not fit in: its limits or the device's memory."""
     device = result.measurement.device if result.measurement else None
     size = device.total_memory - device.context if device else 0
     budgets = [row.budget for row in result.verdict.comparisons if row.peak == "reserved"]
@@ -99,7 +99,7 @@ def row_cause(result: Result) -> str:
 
 
 def short_message(results: Iterable[Result]) -> str:
-    """Describe a failed test in one line, by the whole test's failure or else a part's."""
+    """Describe a failed test in one line: the whole test's failure, or else a part's."""
     failed = sorted(
         (result for result in results if result.verdict.failed),
         key=lambda result: bool(result.part),
@@ -121,9 +121,9 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
     failures_of = Counter(result.nodeid for result in failed)
     by_line: dict[CauseKey, list[Result]] = {}
     for result in failed:
-        if failures_of[result.nodeid] > 1:  # the test's own section says more
+        if failures_of[result.nodeid] > 1:  # the test's own section explains it better
             continue
-        if result.beside is not None:  # a comparison with another part is specific to this test
+        if result.beside is not None:  # a limit relative to another part is specific to this test
             continue
         site = result.verdict.causes[0].site if result.verdict.causes else None
         lead = result.verdict.lead

@@ -33,7 +33,7 @@ def figure_cells(result: Result) -> tuple[str, str, str, str, str]:
 
 
 def peak_cells(measurement: Measurement) -> tuple[str, str]:
-    """Format both peaks in MiB; after out of memory the need or, if unknown, ">" and the peaks."""
+    """Format both peaks in MiB; after out of memory the needed peaks, or ">" and those so far."""
     oom, sign = measurement.out_of_memory, ""
     allocated, reserved = measurement.peak_allocated, measurement.peak_reserved
     if oom and oom.needed:

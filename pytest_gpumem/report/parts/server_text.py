@@ -1,4 +1,4 @@
-"""What an inference server decided at its start, as a table."""
+"""Render an inference server's memory decisions at its start as a table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def server_tables(results: Iterable[Result]) -> list[str]:
-    """Return a table for each start of a server in the results."""
+    """Return a table for each result in which a server started."""
     measured = (result.measurement for result in results)
     return [server_table(each.servers) for each in measured if each and each.servers]
 
 
 def server_table(starts: Sequence[ServerStart]) -> str:
-    """Return whether a server starts, with its figures in a column for each device."""
+    """Return a line on whether the server starts, and a table with a column per device."""
     first = starts[0]
     answer = f"{first.server} starts"
     if any(map(is_too_close, starts)):

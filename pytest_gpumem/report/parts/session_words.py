@@ -46,7 +46,7 @@ def moved_together(results: Iterable[Result]) -> list[CommonChange]:
             continue
         if entry.provenance == measurement.provenance:
             continue
-        if result.verdict.held_to:  # another device's baseline differs in any case
+        if result.verdict.held_to:  # another device's baseline may differ in any case
             continue
         change = ToolchainChange(
             result.nodeid,
@@ -63,8 +63,7 @@ def moved_together(results: Iterable[Result]) -> list[CommonChange]:
                 difference=lead.difference or 0,
                 categories=moved_categories(entry.breakdowns, breakdowns, lead.device),
             )
-        # Figures within tolerance are included: they show that not all of a toolchain's tests
-        # moved.
+        # Figures within tolerance are included, as not all tests need to change with a toolchain.
         toolchain_changes.append(change)
     return find_common_changes(toolchain_changes)
 
@@ -167,8 +166,8 @@ def comparison_sentences(results: Sequence[Result]) -> dict[str, str]:
 def tells_more_than_table(results: Sequence[Result]) -> bool:
     """Return whether :func:`comparison_sentences` say more than the table of tests.
 
-    They do with several devices, with another device's baselines, and if baselines exist but could
-    not be compared.
+    They do for several devices, for another device's baselines, and if some baselines could not be
+    compared.
     """
     devices = {result.device_key for result in results if result.measurement}
     verdicts = [result.verdict for result in results]

@@ -82,7 +82,7 @@ class CommonChange:
         amounts = [
             categories[name] for categories in differences if sign * categories.get(name, 0) > 0
         ]
-        if number * 2 <= len(differences) or not amounts:  # a minority does not explain all
+        if number * 2 <= len(differences) or not amounts:  # a minority explains too little
             return ""
         return f"{name} {_amounts(amounts)}"
 
@@ -102,7 +102,7 @@ def find_common_changes(changes: Iterable[ToolchainChange]) -> list[CommonChange
 
     A group has the same two toolchains, at least three tests, and at least half of all figures with
     these toolchains. Its figures changed by about the same amount, or else all figures changed in
-    one direction. A figure in no group is a regression of its own.
+    one direction. A figure in no group is a separate regression.
     """
     by_toolchains: dict[tuple[Provenance, Provenance], list[ToolchainChange]] = {}
     for change in changes:

@@ -102,7 +102,7 @@ def failures_in_order(results: Sequence[Result]) -> Iterator[tuple[Result, bool]
 
 
 def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
-    """Rank a failure's notes, without those that a hint repeats with figures."""
+    """Rank a failure's notes, leaving out those that a hint repeats with figures."""
     next_step = any(hint.kind is NoteKind.NEXT_STEP for hint in hints)
     return [
         note for note in ranked(notes) if not (next_step and note.kind is NoteKind.FRESH_OPTIMIZER)

@@ -28,7 +28,7 @@ REASON_INDENT: Final = " " * 14
 _CUT: Final = " ..."
 BLAME: Final = "or find out which edit it was:"
 ACCEPT: Final = "or accept the figures of this run on another machine:"
-"""BLAME and ACCEPT are printed above the commands that do this"""
+"""BLAME and ACCEPT are printed above the corresponding commands"""
 
 
 class CauseLine(NamedTuple):
@@ -55,7 +55,7 @@ class _AmountRow(NamedTuple):
 def cause_table(
     result: Result, width: int, *, whole_code: bool = False, max_reasons: int = MAX_REASONS
 ) -> list[CauseLine]:
-    """Return the source lines that grew or, if a limit was exceeded, those that hold most.
+    """Return the source lines that grew or, over a limit, those with most memory.
 
     With ``whole_code`` code is not cut, as in a log, which has no width.
     """

@@ -42,8 +42,8 @@ def failure_sections(
 ) -> list[StyledText]:
     """Return the lines on one test's failures, its parts' first: they are more specific.
 
-    If several results have the same command as next step, only the last of them shows it, and only
-    the test's last failure shows its snapshot.
+    If the next step of several results is the same command, only the last of them shows it; only
+    the test's last failure shows the snapshot.
 
     ``max_rows`` None shows all; with ``whole_code`` source lines are not cut.
     """
@@ -74,7 +74,7 @@ def failure_section(
         comparisons = aligned_table(rows, ["left", *("right" for _ in used[1:])])
     hints = hints_of(result)
     sentences = []
-    if verdict.kind is not Kind.OUT_OF_MEMORY:  # the table of its facts already has them
+    if verdict.kind is not Kind.OUT_OF_MEMORY:  # the table of facts already has these figures
         sentences.append(wrapped("step: ", circumstances(result), width))
     notes = told_notes(verdict.notes, hints)
     sentences += [wrapped("note: ", note.text, width) for note in notes]

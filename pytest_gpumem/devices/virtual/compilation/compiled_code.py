@@ -2,7 +2,7 @@
 
 CUDA graphs of ``torch.compile(mode="reduce-overhead")`` outlive a test, with their memory, until
 ``torch.compiler.reset()``. A later test that runs the same compiled code records its own graphs in
-addition, immediately and without a warm-up run, and has another peak than when it runs alone.
+addition, without a warm-up run, so its peak differs from its peak alone.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def preceded_by(call_first: Callable[..., object]) -> Callable[[Any], Any]:
 
 
 class CompiledCode:
-    """Records calls of compiled graphs, and CUDA graphs that coexist with those of earlier runs."""
+    """Records calls of compiled graphs, and whether earlier runs' CUDA graphs still exist."""
 
     def __init__(self) -> None:
         self._ran = self._replayed = self._had_graphs = False
 
     def begin(self) -> None:
-        """Reset the recorded calls, and look for CUDA graphs that earlier runs have left."""
+        """Reset the recorded calls, and look for CUDA graphs of earlier runs."""
         self._ran = self._replayed = False
         self._had_graphs = any_graphs()
 
@@ -76,7 +76,7 @@ class CompiledCode:
 
 
 def any_graphs() -> bool:
-    """Return whether this thread has managers of CUDA graphs, of which each device has one."""
+    """Return whether this thread has CUDA graph managers, one of which exists per device."""
     thread = getattr(sys.modules.get(REPLAYS.module), "local", None)
     containers = getattr(thread, "tree_manager_containers", {})
     return any(getattr(each, "tree_manager", None) is not None for each in containers.values())

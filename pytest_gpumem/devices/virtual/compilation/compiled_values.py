@@ -44,7 +44,7 @@ MODE: Final = "pytest_gpumem.devices.virtual.values.mode"
 
 
 def current_mode() -> Any:
-    """Return the mode that computes values; None: no values are computed."""
+    """Return the mode that computes values; None if no values are computed."""
     module = sys.modules.get(MODE)
     return module.ValueMode.current if module is not None else None
 
@@ -58,7 +58,7 @@ def _compile(compiles: Any, graph: Any, *args: Any, **options: Any) -> Any:
 
 
 def _load(loads: Any, graph: Any, *args: Any, **options: Any) -> Any:
-    """Load or compile code, and store its graph if the code has none with all constants."""
+    """Load or compile code; store its graph unless the code already has one with all constants."""
     __tracebackhide__ = True
     compiled = loads(graph, *args, **options)
     if not hasattr(compiled, GRAPH):
@@ -67,7 +67,7 @@ def _load(loads: Any, graph: Any, *args: Any, **options: Any) -> Any:
 
 
 def _recorded(graph: Any) -> tuple[str, bytes]:
-    """Return the attribute to store a graph in, and the serialized graph; b"": it failed."""
+    """Return the attribute to store a graph in, and the serialized graph; b"" after an error."""
     attribute = GRAPH
 
     def values_of(tensor: Any) -> Any:

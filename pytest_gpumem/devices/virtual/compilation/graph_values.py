@@ -217,7 +217,7 @@ def call_with_values(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable Python's garbage collector, which the block's objects would start too early."""
+    """Disable Python's garbage collector: the block's own objects would trigger it too early."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -241,12 +241,12 @@ def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:
 
 
 class CodeThatRuns:
-    """One call of compiled code."""
+    """A call of compiled code that is running."""
 
     def __init__(
         self, mode: ValueMode, program: GraphProgram, inputs: Sequence[Any], compiled: Any
     ) -> None:
-        """Compute the graph; do not keep the inputs alive afterwards."""
+        """Compute the graph; keep no reference to the inputs afterwards."""
         self._mode, self._program = mode, program
         self._reads: list[Read] = []
         self._results: dict[int, Any] = {}
@@ -308,13 +308,13 @@ class CodeThatRuns:
     # -- while the code runs --
 
     def __enter__(self) -> None:
-        """Do not track what kernels write: ``write`` sets their results afterwards."""
+        """Stop tracking which memory kernels write: ``write`` sets their results afterwards."""
         self._mode.count(1)
         Interception.functions.count_opened(1)
         self._mode.running_here.compiled = self._wants
 
     def __exit__(self, *error: object) -> None:
-        """Track writes again; after an error mark what the code may have written as unknown."""
+        """Track writes again; after an error, all memory that the code may write is unknown."""
         self._mode.running_here.compiled = None
         Interception.functions.count_opened(-1)
         self._mode.count(-1)
@@ -333,7 +333,7 @@ class CodeThatRuns:
             return False
         forms = [(tensor.dtype, tensor.numel()) for tensor in tensors]
         reads = [read for read in self._reads if (read.operator, read.forms) == (call.name, forms)]
-        values = None  # stays None unless one read matches for certain
+        values = None  # stays None unless exactly one read matches
         if len(reads) == 1 or (reads and all(read.order >= 0 for read in reads)):
             read = min(reads, key=lambda read: read.order)
             self._reads.remove(read)
@@ -388,7 +388,7 @@ class CodeThatRuns:
             values.forget(tensor)
 
     def _copied_input(self, place: int) -> Tensor | None:
-        """Return the value of an input that the code has returned; None: unknown, or no input."""
+        """Return the value of an input that the code has returned; None if unknown, or no input."""
         returned = self._returned.get(place)
         tensor = returned() if returned is not None else None
         mode = self._mode
@@ -607,7 +607,7 @@ class _Computation:
 
 
 def _large(form: Any) -> int:
-    """Return the bytes of a large floating-point tensor; 0 for any other form."""
+    """Return the bytes of a large floating-point tensor; 0 for other tensors."""
     if not isinstance(form, Form) or not form.dtype.is_floating_point:
         return 0
     nbytes: int = math.prod(form.shape) * form.dtype.itemsize
@@ -615,7 +615,7 @@ def _large(form: Any) -> int:
 
 
 def _laid_out(value: Any, form: Any) -> Any:
-    """Return results with the strides that they have on the GPU: views depend on strides."""
+    """Return results restrided as on the GPU, because views depend on strides."""
     if isinstance(value, (list, tuple)):
         if not isinstance(form, (list, tuple)) or len(form) != len(value):
             return value

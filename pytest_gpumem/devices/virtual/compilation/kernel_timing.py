@@ -154,7 +154,7 @@ class KernelTiming:
     # -- both --
 
     def _report(self, tuner: Any, copies: list[int], buffer: int) -> None:
-        """Report the memory that timing a kernel takes, unless this run reported as much before."""
+        """Report the memory that timing a kernel needs, unless this run has reported as much."""
         if sum(copies) > self._reported.get(tuner, -1):
             self._reported[tuner] = sum(copies)
             self._was_timed = True
@@ -226,7 +226,7 @@ def flushed() -> int:
 
 
 def is_shown() -> bool:
-    """Return whether the virtual GPU is visible: a process that has it times no other GPU."""
+    """Return whether the virtual GPU is visible: then no real GPU is timed in this process."""
     import torch
 
     return torch.cuda.is_available()

@@ -80,7 +80,7 @@ class MaxAutotuneSwitch:
         def is_on(name: str) -> bool:
             return bool(patches.get(name, getattr(config, name, False)))
 
-        # While the virtual GPU is hidden, none is available, and code is compiled for the CPU.
+        # While the virtual GPU is hidden, no GPU is available, and code is compiled for the CPU.
         if torch.cuda.is_available():
             off = [CHOICES_KEPT] * is_on(CHOICES_KEPT)
             if any(map(is_on, TUNING)):

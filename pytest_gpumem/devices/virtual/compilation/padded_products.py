@@ -78,7 +78,7 @@ class Product(NamedTuple):
     likely: tuple[int, ...]
     """``sizes`` with the size that PyTorch times in place of a dynamic one"""
     more: tuple[int, int, int]
-    """padding of rows, inner size and columns"""
+    """number of rows, inner elements and columns that padding adds"""
     itemsize: int
     bias: int
     """bytes of the added tensor; 0: none"""

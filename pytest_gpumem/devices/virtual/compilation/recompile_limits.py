@@ -12,7 +12,7 @@ COMPILER: Final = "torch._dynamo.convert_frame"
 LIMITS: Final = Patch(
     "torch._dynamo.config",
     *("recompile_limit", "accumulated_recompile_limit"),
-    *("cache_size_limit", "accumulated_cache_size_limit"),  # their names before torch 2.7
+    *("cache_size_limit", "accumulated_cache_size_limit"),  # the limits' names before 2.7
     reason="a process compiles a function twice: for steps with values and for steps without",
 )
 
@@ -21,13 +21,14 @@ class RecompileLimits:
     """Doubles the limits in a process that compiles in steps with values and in steps without.
 
     Tensors of a step with values have an additional dispatch key, and guards compare keys: code
-    compiled in a step without values is compiled again. On a GPU it is not, so a function within
-    the limit there could exceed it here: with ``fullgraph=True`` that is an error.
+    compiled in a step without values is compiled again. A real GPU does not need that second
+    compilation, so a function within the limit there could exceed it here, which is an error with
+    ``fullgraph=True``.
     """
 
     def __init__(self) -> None:
         self._compiled: set[bool] = set()
-        """whether steps that compiled had values: True, False or both"""
+        """for the steps that compiled code: whether they had values (True, False or both)"""
         self._values: bool | None = None
         """whether the running step has values; None between tests"""
         self._frames = 0

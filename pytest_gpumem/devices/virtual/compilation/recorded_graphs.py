@@ -61,7 +61,7 @@ class RecordedNode(NamedTuple):
     on_device: bool
     """whether it depends on a GPU tensor"""
     symbol: str
-    """name of the size or number that it reads back; "": it reads none"""
+    """name of the size or number that it reads back; "" if it reads none"""
 
 
 class UnrecordableError(Exception):
@@ -71,7 +71,7 @@ class UnrecordableError(Exception):
 def recorded(graph_module: Any, values_of: Callable[[Any], Any]) -> bytes:
     """Return a serialized graph, which :func:`restored` reads.
 
-    It is bytes, because a process without this package may read Inductor's caches.
+    The graph is bytes, because a process without this package may read Inductor's caches.
 
     Args:
         graph_module: PyTorch's GraphModule.
@@ -105,7 +105,7 @@ def restored(graph: bytes) -> list[RecordedNode]:
 
 
 def _symbol_of(node: Any, value: Any) -> str:
-    """Return the name in Inductor's code of what a node reads back; "": it reads nothing."""
+    """Return the name in Inductor's code of what a node reads back; "" if it reads nothing."""
     bindings: Mapping[Any, Any] = node.meta.get("unbacked_bindings") or {}
     for symbol, path in bindings.items():
         with suppress(Exception):  # the symbol may have been renamed
@@ -150,7 +150,7 @@ def _constant(
 
 
 def _name_of_kernel(node: Any) -> str:
-    """Return the name of the Triton kernel that an operator launches; "": none, or unknown."""
+    """Return the name of the Triton kernel that an operator launches; "" if none or unknown."""
     with suppress(Exception):  # PyTorch's private table, which may move
         from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 

@@ -1,8 +1,8 @@
-"""Triton kernels that a program launches itself: they write to their arguments.
+"""Tracks the writes of Triton kernels that a program launches itself: their arguments.
 
 Kernels that an operator launches (PyTorch's own, in torch._native) write what the operator writes.
 
-The virtual GPU cannot see where other kernels outside of PyTorch write: after one of them all
+The virtual GPU cannot see where other kernels outside of PyTorch write: after such a launch all
 values are unknown.
 """
 

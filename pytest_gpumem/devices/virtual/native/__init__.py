@@ -16,12 +16,12 @@ NVRTC = (FOLDER / "libnvrtc.so.12", FOLDER / "libnvrtc.so.13")
 STUB = FOLDER / "libgpumem_stub.so"
 """library that is copied in place of CUDA libraries that are not installed"""
 OPENED_BY_NAME = (DRIVER, NVML, *NVRTC)
-"""libraries that other libraries open by SONAME: without them those would find a real driver's"""
+"""libraries that other libraries open by SONAME; otherwise a real driver's would be found"""
 ALL = (LIBRARY, *OPENED_BY_NAME)
 """the libraries loaded into a process"""
 LINKED = FOLDER / "libcuda.so"
-"""the driver library under the name that linkers look for (``-lcuda``): a copy, because wheels
-cannot contain links"""
+"""a copy of the driver library under the name that linkers search for (``-lcuda``); wheels cannot
+contain links"""
 _STATUS = FOLDER / "build-status.txt"
 
 

@@ -1,1 +1,1 @@
-"""Ranks of torch.distributed on virtual GPUs: one alone, or several as processes."""
+"""Ranks of torch.distributed on virtual GPUs: one rank alone, or several in one process each."""

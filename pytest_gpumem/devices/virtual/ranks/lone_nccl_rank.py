@@ -46,7 +46,7 @@ def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContext
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let every NCCL process group find the id that another rank would have stored.
+    """Store NCCL's ids, which the other ranks would store, for every NCCL process group.
 
     Ranks join with an id that the first one creates and puts in a store, under a key that PyTorch
     chooses.

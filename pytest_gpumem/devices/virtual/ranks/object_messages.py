@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NAMES: Final = ("send_object_list", "recv_object_list")
 PRIMITIVES: Final = ("send", "recv", "batch_isend_irecv")
-"""functions of torch.distributed with which the functions in NAMES move tensors"""
+"""functions of torch.distributed through which the functions in NAMES send and receive tensors"""
 CARRIED: Final = Patch(
     "torch.distributed",
     *(*NAMES, *(f"distributed_c10d.{name}" for name in (*NAMES, *PRIMITIVES))),
@@ -37,9 +37,9 @@ class _Messages(threading.local):
 
     def __init__(self) -> None:
         self.sent: list[bytes] | None = None
-        """contents of the GPU tensors sent so far; None: no message is being sent"""
+        """contents of the GPU tensors sent so far; None while no message is sent"""
         self.fetch: Callable[[], list[bytes]] | None = None
-        """function that returns the received contents; None: no message is being received"""
+        """function that returns the received contents; None while no message is received"""
         self.received: list[bytes] | None = None
 
 

@@ -7,14 +7,14 @@ tensors. A training step takes longer than that, and its collectives come at its
 gradients and buffers of one step stay in memory until the collectives of the next step, or of the
 one after that, if the host runs ahead of the device.
 
-Here no figure depends on the clock. A collective counts as done in two cases: a backward pass has
-begun since, and the host has waited for the device or launched more kernels than CUDA queues; or
-two passes have begun. Before the first pass, and in a program without one, only what the host did
-counts. By these rules nanochat's d20 (torch 2.8, each step waits) takes 5,640 MiB more, and
-modded-nanogpt's medium track (torch 2.8, no step waits) 2,046 MiB, as on H100s. A step of that
-project's short track takes 99 ms. There the thread may check too late: twenty runs took more than
-these rules predict, and less than if the tensors stayed for one step more. The report has a note if
-such tensors matter.
+On the virtual GPU no figure depends on the clock. A collective counts as done in two cases: a
+backward pass has begun since, and the host has waited for the device or launched more kernels than
+CUDA queues; or two passes have begun. Before the first pass, and in a program without one, only the
+host's waits and launches count. By these rules nanochat's d20 (torch 2.8, each step waits) takes
+5,640 MiB more, and modded-nanogpt's medium track (torch 2.8, no step waits) 2,046 MiB, as on H100s.
+A step of that project's short track takes 99 ms. There the thread may check too late: twenty runs
+took more than these rules predict, and less than if the tensors stayed one step longer. The report
+has a note if such tensors matter.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ UNWAITED: Final = UnwaitedCollectives()
 def unwaited_collectives_kept() -> Iterator[None]:
     """Keep the tensors of unwaited collectives in the block, as NCCL's process group does.
 
-    With ``TORCH_NCCL_BLOCKING_WAIT`` each Work owns its tensors, and PyTorch's thread has none.
+    With ``TORCH_NCCL_BLOCKING_WAIT`` only the Works refer to the tensors; PyTorch's thread does
+    not.
     """
     import torch
 

@@ -106,7 +106,7 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, options: Options) -
 
 
 def _dropout_mask(scores: Tensor, options: Options) -> Tensor | None:
-    """Return each weight's factor: 0, or the one that preserves the mean; None: no dropout."""
+    """Return each weight's factor, 0 or the one that preserves the mean; None without dropout."""
     if not options.dropout:
         return None
     generator = torch.Generator().manual_seed(options.seed)

@@ -2,7 +2,7 @@
 
 In these versions our dispatch key is above the Python key: our kernel runs first, and passes the
 operator to the mode or the subclass. The Python key excludes all keys above itself, so a second key
-below it intercepts the operators that the mode or the subclass calls. Newer versions need none of
+below it intercepts the operators that the mode or the subclass calls. Newer versions do not need
 this.
 """
 

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
 
 MAX_FLOPS: Final = 1 << 30
-"""floating-point operations of the largest operator that is computed: 20 ms of one CPU thread"""
+"""maximum floating-point operations of an operator that is computed: 20 ms of one CPU thread"""
 ALL_FLOPS: Final = 20 * 10**9
-"""floating-point operations that one test may spend: half a second"""
+"""total floating-point operations of one test: half a second"""
 ASKED: Final = 256 << 20
 """bytes that an operator may need before free memory is checked, when all values are computed"""
 TINY: Final = 4096
 """maximum total bytes of the tensors of an operator that costs nothing"""
 OF_ELEMENT: Final = 16
-"""operations per element if PyTorch has no formula: an element takes as long as this many
-operations of a matrix product"""
+"""operations charged per element if PyTorch has no formula: computing an element takes as long as
+this many operations of a matrix product"""
 OF_RANDOM: Final = 256
 """operations per random number"""
 OF_SORTED: Final = 1024
@@ -40,7 +40,7 @@ class Budget:
     """A test's remaining budget for values that are not small."""
 
     def __init__(self, library: NativeLibrary, *, full: bool) -> None:
-        """Start with nothing spent.
+        """Start with the whole budget.
 
         Args:
             library: the virtual GPU's library, which counts the bytes.
@@ -52,7 +52,7 @@ class Budget:
         self._taken = 0
         """operations deducted for the last operator"""
         self.largest = LIMITS.largest
-        """maximum bytes of a tensor that is computed: fewer once the budget is spent"""
+        """maximum bytes of a tensor that is computed; lowered once the budget is spent"""
         self.lost = 0
         """bytes of unknown results of compiled code"""
         self.ended = False
@@ -73,7 +73,7 @@ class Budget:
             call: the operator's call.
             inputs: all tensors among its arguments.
             outputs: tensors that it writes.
-            result: the CUDA operator's result; None: it has not run.
+            result: the CUDA operator's result; None before it has run.
             known_bytes: bytes of its inputs; None: some are unknown.
         """
         if self._full:

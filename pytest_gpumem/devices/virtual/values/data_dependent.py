@@ -1,4 +1,4 @@
-"""Operators whose CUDA code reads numbers back from the device: the bytes of these copies.
+"""The bytes that operators' CUDA code reads back from the device.
 
 Most of these operators have outputs whose sizes depend on values. Their CUDA code reads a size with
 a small copy from memory that its kernels wrote. The mode computes the operator on the host first,
@@ -62,7 +62,7 @@ def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
     return [_int32(*counts)]
 
 
-# Each function returns the bytes of the copies: its docstring names the numbers that they contain.
+# Each function returns the bytes of the copies, in order; its docstring names the numbers in them.
 # It receives the host's result and the CUDA call's arguments by name. If values are unknown, the
 # result is None, and ``share`` is the part of a mask that is true: functions registered with
 # ``bounded`` then return the copies of the upper bound.
@@ -90,7 +90,7 @@ def _selected(values: Tensor, args: Arguments) -> list[bytes]:
 
 
 def _bound(count: int, args: Arguments) -> int:
-    """Return how many of ``count`` unknown elements to assume as selected: at least one."""
+    """Return how many of ``count`` unknown elements to assume to be selected: at least one."""
     return count if args.share is None else max(1, int(count * args.share))
 
 
@@ -301,7 +301,7 @@ def _mode_of(
 
 @copies("aten::equal")
 def equal_copies(result: bool, args: Arguments) -> list[bytes]:
-    """Return the result; no copy if PyTorch need not read it: other sizes, or the same memory."""
+    """Return the result; no copy if PyTorch compares nothing: other sizes, or the same memory."""
     left, right = args.self, args.other
     if left.shape != right.shape or not left.numel():
         return []
@@ -314,13 +314,13 @@ def equal_copies(result: bool, args: Arguments) -> list[bytes]:
 
 
 copies("aten::allclose")(lambda result, _: [bytes([result])])
-# lstsq reads whether any status is an error: none is, because the host has raised none
+# lstsq reads an error flag, which is false: on an error, computing on the host would have raised
 copies("aten::linalg_lstsq")(lambda result, _: [bytes([False])] if result[0].numel() else [])
 
 
 @copies("aten::_linalg_eigh", "aten::linalg_matrix_sqrth")
 def no_error_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return a false flag: no status is an error, because the host has raised none."""
+    """Return a false error flag: on an error, computing on the host would have raised."""
     return [bytes([False])] if _matrices(args).numel() else []
 
 
@@ -414,7 +414,7 @@ INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::
 
 
 def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
-    """Return the device masks that alone determine an operator's sizes; None: other values do.
+    """Return the device masks if they alone determine an operator's sizes, else None.
 
     Args:
         name: the operator's name, with its namespace.
@@ -435,7 +435,7 @@ def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
 def taken_of(name: str, args: Sequence[Any], result: Any) -> tuple[int, int] | None:  # noqa: ANN401 - an operator's
     """Return how many rows or elements an operator selected, and of how many.
 
-    None: it did not select by values.
+    The result is None if it did not select by values.
 
     Args:
         name: the operator's name, with its namespace.

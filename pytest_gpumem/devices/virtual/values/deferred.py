@@ -128,7 +128,7 @@ class DeferredValues:
         return recipe is not None and recipe.nbytes > least
 
     def computed(self, tensor: Tensor) -> bool:
-        """Compute the deferred range around a tensor; False: there is none, or the host cannot."""
+        """Compute the deferred range around a tensor; False if there is none, or that fails."""
         recipe = self._recipe_at(tensor)
         if recipe is None or recipe.nbytes > LIMITS.backed_small:
             return False
@@ -164,7 +164,7 @@ class DeferredValues:
         return recipe is not None and self._note(recipe)
 
     def note_few(self, tensor: Tensor, few: FewNonzeros) -> bool:
-        """Record the nonzero elements of a contiguous tensor; False: there is no room."""
+        """Record the nonzero elements of a contiguous tensor; False if host memory is short."""
         if not self._has_room(few.nbytes):
             return False
         layout = DeferredPart(None, 0, tensor.shape, tensor.stride(), tensor.dtype)
@@ -258,7 +258,7 @@ class DeferredValues:
         work = result.numel() + sum(recipe.work for recipe in recipes)
         steps = 1 + max((recipe.steps for recipe in recipes if recipe is not changed), default=0)
         if changed is not None:
-            steps = max(steps, changed.steps)  # changes of one range in a loop are no chain
+            steps = max(steps, changed.steps)  # repeated changes of one range do not form a chain
         kept = sum(tensor.nbytes for tensor in copied)
         largest = max((recipe.nbytes for recipe in recipes), default=nbytes)
         too_much = work > MAX_WORK or max(nbytes, largest) > LIMITS.backed_small
@@ -291,7 +291,7 @@ class DeferredValues:
         return None if is_assumed and not assumed else recipe
 
     def _source(self, call: OperatorCall, place: int, tensor: Tensor) -> DeferredPart | None:
-        """Return an argument as a part of a deferred range; None: it lies in no such range.
+        """Return an argument as a part of a deferred range; None if it is not in one.
 
         The part has no recipe if the operator does not read the argument's values.
         """
@@ -360,11 +360,11 @@ class DeferredValues:
         return storage
 
     def _result_of(self, recipe: Recipe, changed: Any) -> Tensor | None:  # noqa: ANN401 - a storage
-        """Return the result of a recipe's operator on the host; None: it cannot be computed.
+        """Return the result of a recipe's operator on the host; None if it cannot be computed.
 
         Args:
             recipe: the recipe, whose arguments are computed first.
-            changed: the storage that the operator changes; None: it returns a new tensor.
+            changed: the storage that the operator changes; None if it returns a new tensor.
         """
         storages = {id(recipe.changed): changed}
 

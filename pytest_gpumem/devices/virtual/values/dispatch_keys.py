@@ -37,7 +37,7 @@ def present_operator(name: str) -> OpOverload:
 
 
 operator_named: Final = functools.cache(present_operator)
-"""``present_operator``, cached: it does not notice an operator that is registered again later"""
+"""``present_operator``, cached: it keeps returning an operator that was registered anew later"""
 
 
 def keys_of(tensors: Sequence[torch.Tensor]) -> torch._C.DispatchKeySet:

@@ -63,7 +63,7 @@ class FewNonzeros:
         host.view(-1)[self.places] = self.values
 
     def mapped(self, function: Callable[[Tensor], Tensor | None]) -> FewNonzeros | None:
-        """Return the elements after a pointwise function; None: it fails, or changes zeros."""
+        """Return the elements after a pointwise function; None if it fails or changes zeros."""
         zero, values = function(self.values.new_zeros(1)), function(self.values)
         if zero is None or values is None or zero.any():
             return None
@@ -74,8 +74,8 @@ class FewNonzeros:
 
         Args:
             touched: the indices that the operator writes, in its order.
-            change: runs the operator on a one-dimensional tensor of elements, at the positions that
-                ``touched`` has there.
+            change: runs the operator on a one-dimensional tensor with all stored elements; its
+                second argument has the positions in that tensor of the ``touched`` elements.
         """
         places, inverse = torch.cat([self.places, touched.flatten()]).unique(return_inverse=True)
         values = self.values.new_zeros(len(places))
@@ -87,7 +87,7 @@ class FewNonzeros:
 def touched_places(name: str, args: Sequence[Any], shape: torch.Size) -> Tensor | None:
     """Return the indices at which an in-place operator writes to a contiguous tensor.
 
-    None: there are too many, or not all dimensions have integers.
+    None if there are too many, or not all dimensions are indexed by integers.
 
     Args:
         name: an operator's name in CHANGES.

@@ -75,7 +75,7 @@ class OneThread:
     __slots__ = ("_threads",)
 
     def __init__(self, full: bool) -> None:  # noqa: FBT001 - for each operator: a name takes time
-        """Limit the threads inside ``with``, unless ``full``: then all values are computed."""
+        """Limit the threads, unless ``full``: all values are computed, also of large tensors."""
         self._threads = 1 if full else torch.get_num_threads()
 
     def __enter__(self) -> None:
@@ -91,7 +91,7 @@ class HostComputer:
     """Decides which operators the host computes, and computes them."""
 
     def __init__(self, library: NativeLibrary, functions: OperatorFunctions, *, full: bool) -> None:
-        """Start with a budget of which nothing is spent.
+        """Start with a whole budget.
 
         Args:
             library: the virtual GPU's library.
@@ -145,7 +145,7 @@ class HostComputer:
                 self._library.set_value_limits(budget.largest, rest, LIMITS.backed)
 
     def is_small(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is small enough that its values are assumed if unknown."""
+        """Return whether a tensor is small enough that unknown values of it are assumed."""
         if self.full:
             return True
         if tensor.nbytes > LIMITS.small:
@@ -191,7 +191,7 @@ class HostComputer:
         fresh: Sequence[Tensor] = (),
         result: object = None,
     ) -> HostCall | None:
-        """Return how to compute an operator on the host; None: it is not computed.
+        """Return how to compute an operator on the host; None if it is not computed.
 
         Args:
             call: the operator's call.
@@ -231,7 +231,7 @@ class HostComputer:
 
     @without_function_modes
     def compute(self, call: OperatorCall, plan: HostCall, device: int) -> tuple[Any] | None:
-        """Compute an operator on the host, and return its result in a tuple; None: it failed."""
+        """Compute an operator on the host; return its result in a tuple, None if that failed."""
         function, full_name = call.traits.host, call.op._name
         if full_name in self._impossible:
             return None
@@ -249,10 +249,10 @@ class HostComputer:
             return None
 
     def _affords_sorting(self, elements: int) -> bool:
-        return self.budget.affords_sorting(elements)  # not bound early: renew() replaces the budget
+        return self.budget.affords_sorting(elements)  # a closure, as renew() replaces the budget
 
     def computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
-        """Compute an operator that its caller intercepted; None: too costly, or it failed."""
+        """Compute an operator that the caller intercepted; None if it is too costly, or failed."""
         affords, inputs = self.budget.affords, call.inputs()
         if call.traits.in_python and not affords(call, inputs, call.written(), None):
             return None

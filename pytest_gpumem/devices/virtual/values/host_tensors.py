@@ -65,7 +65,7 @@ def indices_of(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def parts_of(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the tensors with a sparse or nested tensor's memory; for a strided one, itself."""
+    """Return the tensors that make up a sparse or nested tensor; for a strided one, itself."""
     if tensor.is_nested:
         return [tensor.values()]
     if is_sparse(tensor):
@@ -169,7 +169,7 @@ def tensors_in(arguments: object) -> list[Tensor]:
 
 
 def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
-    """Pair each tensor of a CUDA result with the host's tensor; None: the host has none."""
+    """Pair each tensor of a CUDA result with the host's tensor, or None if that is missing."""
     if isinstance(result, Tensor):
         return [(result, host if isinstance(host, Tensor) else None)]
     pairs: list[tuple[Tensor, Tensor | None]] = []

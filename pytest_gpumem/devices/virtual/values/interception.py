@@ -4,7 +4,7 @@ This is not a TorchDispatchMode: while one is active PyTorch's own code takes ot
 other memory (``at::isTensorSubclassLike`` is then true of every tensor: gradients are not added in
 place), and torch.compile skips frames. Instead each operator has a kernel for an unused dispatch
 key below autograd: autograd's threads inherit the key, and no PyTorch code checks for it. A
-fallback, as operators that are registered later have, is not enough: PyTorch calls a Python
+fallback kernel, which operators registered later get, is not enough: PyTorch calls a Python
 fallback neither for tensor subclasses, nor while a mode is active.
 """
 
@@ -61,7 +61,7 @@ class Interception:
     """Passes operators to the one active mode, on the threads that inherit the dispatch key."""
 
     run: Callable[[OperatorCall], Any] | None = None
-    """the mode's method that runs an operator; None: no values are computed"""
+    """the mode's method that runs an operator; None if no values are computed"""
     functions: OperatorFunctions
     _registered: Final[list[torch.library.Library]] = []
 
@@ -101,7 +101,7 @@ class Interception:
 
     @classmethod
     def end(cls) -> None:
-        """Stop passing operators to a mode."""
+        """Stop passing operators to the mode."""
         SEEN_THREADS.end()
         for key in INCLUDED:
             torch._C._dispatch_tls_set_dispatch_key_included(key, False)  # noqa: FBT003
@@ -110,7 +110,7 @@ class Interception:
 
 @contextmanager
 def seen_while_tracing() -> Iterator[None]:
-    """Intercept operators on real tensors in the block, although a tracer around it is entered.
+    """Intercept operators on real tensors in the block, although a tracer is active around it.
 
     A tracer excludes our keys from the thread; PyTorch's code in the block runs with the tracer
     disabled.
@@ -140,7 +140,7 @@ class _SeenThreads:
 
     def __init__(self) -> None:
         self._others: Any = None
-        """the profile function that was set before ours; None: none was"""
+        """the profile function that was set before ours; None without one"""
 
     def begin(self) -> None:
         """Intercept the operators of threads that start from now on."""
@@ -194,10 +194,10 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
 
 
 def _without_none(result: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Replace tensors that an operator left undefined in a list by empty ones.
+    """Replace undefined tensors in an operator's list of results by empty ones.
 
-    In Python they are None, which PyTorch accepts from a Python kernel as a tensor, but not in a
-    list of tensors. FlashAttention 3 returns such a list.
+    In Python they are None, which PyTorch accepts from a Python kernel in place of a tensor, but
+    not in a list of tensors. FlashAttention 3 returns such a list.
     """
     if type(result) is list:
         for place, tensor in enumerate(result):

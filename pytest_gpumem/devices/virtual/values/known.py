@@ -56,7 +56,7 @@ class KnownValues:
         self._library.tell_assumed(bool(self._assumed))
 
     def is_known(self, tensor: Tensor) -> bool:
-        """Return whether a tensor's values are all known or assumed; True for a host tensor."""
+        """Return whether all values of a tensor are known or assumed; True for a host tensor."""
         if not tensor.is_cuda:
             return True
         nbytes = span(tensor)
@@ -65,7 +65,7 @@ class KnownValues:
     def write(
         self, tensor: Tensor, values: Tensor, *, assumed: bool = False, whole: bool = False
     ) -> bool:
-        """Write values to a tensor; False: the host has no memory, so they become unknown.
+        """Write values to a tensor; False if host memory is short, so that they become unknown.
 
         Args:
             tensor: a device tensor or a host tensor.
@@ -95,8 +95,8 @@ class KnownValues:
                 if not stride and host.shape[dim] > 1:  # an expanded tensor: write one element
                     host, values = host.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
             host.copy_(values)
-        # Between the elements of a tensor with gaps are other tensors' elements, which were
-        # unknown, and now count as assumed.
+        # The gaps between the elements of a strided tensor contain other tensors' elements, which
+        # were unknown and now count as assumed.
         assumed = assumed or (is_partial and not whole)
         if assumed or self._assumed:
             self._mark(tensor, assumed=assumed, whole=whole)
@@ -150,8 +150,8 @@ class Assumptions:
         self.masks = 0.5
         """assumed share of true elements in a mask"""
         self.masks_declared = False
-        """whether the test sets this share, which then applies to masks computed from assumed
-        numbers too"""
+        """whether the test has set ``masks``, which then also applies to masks computed from
+        assumed numbers"""
 
         self.least_sizes = False
         """whether sizes that depend on unknown values use the lower bound instead of the upper"""
@@ -166,7 +166,7 @@ class Assumptions:
         self._generator.manual_seed(SEED)
 
     def of_tensor(self, tensor: Tensor) -> Tensor:
-        """Return values for a tensor of which nothing is known."""
+        """Return assumed values for a tensor whose values are unknown."""
         if tensor.dtype == torch.bool:
             return torch.rand(tensor.shape, generator=self._generator) < self.masks
         if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -177,12 +177,12 @@ class Assumptions:
         return (values * 0.9 + 0.05).to(tensor.dtype)
 
     def are_of_mask(self, call: OperatorCall, result: Tensor) -> bool:
-        """Return whether a result of assumed inputs is a mask to which the set share applies."""
+        """Return whether a result of assumed inputs is a mask to which the test's share applies."""
         is_mask = result.dtype == torch.bool and result.numel() > 1
         return self.masks_declared and is_mask and call.name not in TRUE_FOR | FALSE_FOR
 
     def of_result(self, call: OperatorCall, result: Tensor) -> Tensor | None:
-        """Return values for an operator's result on unknown inputs; None: leave it unknown."""
+        """Return assumed values for an operator's result on unknown inputs; None to assume none."""
         name = call.name
         source = call.args[0] if call.args else None
         if name in TRUE_FOR | FALSE_FOR and result.dtype == torch.bool:

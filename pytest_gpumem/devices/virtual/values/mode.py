@@ -137,7 +137,7 @@ class ValueMode:
         __tracebackhide__ = True
         traits, wants = call.traits, self.running_here.compiled
         try:
-            if wants is not None and not wants(call):  # in compiled code, and reads nothing back
+            if wants is not None and not wants(call):  # compiled code reads nothing back
                 return call.op._op(*call.args, **call.kwargs)
             is_opened = (traits.opened or traits.may_open) and opens(traits, call.inputs())
             is_opened = is_opened and traits.op._schema.name not in COPIES
@@ -160,7 +160,7 @@ class ValueMode:
         if traits.written or traits.data_dependent or traits.reads_back or traits.copies:
             plan = (self._before_read if traits.reads_back else self._before_other)(call)
         sizes_are_queued = self.sizes_queued or (plan is not None and plan.result is not None)
-        # The operator reads back memory that its own kernels wrote: values known at that address
+        # The operator reads back memory that its own kernels wrote: values stored for that address
         # belong to an earlier tensor.
         reads_unknown = traits.data_dependent and not sizes_are_queued
         if reads_unknown:
@@ -221,7 +221,7 @@ class ValueMode:
 
     @without_function_modes
     def before_opened(self, call: OperatorCall) -> HostCall | None:
-        """Return the call to compute for ``_run_opened``; None: one of its inputs is unknown."""
+        """Return the call to compute for ``_run_opened``; None if one of its inputs is unknown."""
         if call.name in COUNTED:
             self._library.tell_nonzeros(self.sparse.nonzeros(call))
         elif call.name in SELECTS:
@@ -251,7 +251,7 @@ class ValueMode:
         """
         traits = call.traits
         masks = masks_of(call.op._schema.name, call.args) if traits.data_dependent else None
-        self.sizes_queued = masks == []  # its indices are integers, which it does not read back
+        self.sizes_queued = masks == []  # indices are integers, not read back
         copies = None if self.sizes_queued else COPIES.get(call.op._schema.name)
         reads = copies is not None or (traits.copies and call.copies_to_host())
         if not reads and not self.host.writes_computed(call.written()):
@@ -290,7 +290,7 @@ class ValueMode:
         if not tensor.is_cuda:
             return None
         host = self.host
-        if self.running_here.count >= 0:  # an operator of SELECTS reads its count
+        if self.running_here.count >= 0:  # an operator of SELECTS reads a size
             self.values.write(tensor, torch.tensor(self.running_here.count, dtype=tensor.dtype))
             self.running_here.count = -1
         is_answered = host.are_readable([tensor])
@@ -333,7 +333,7 @@ class ValueMode:
         copies: Callable[[Any, Arguments], Sequence[Answer]] | None,
         masks: Sequence[Tensor] | None,
     ) -> None:
-        """Queue the sizes that an operator on unknown values reads back, or bounds of them."""
+        """Queue the sizes, or their bounds, that an operator on unknown values reads back."""
         if plan is not None or copies is None or torch.cuda.is_current_stream_capturing():
             return
         if masks and self.host.are_readable(masks):
@@ -418,7 +418,7 @@ class ValueMode:
                 self.forget(tensor.data_ptr(), span(tensor))
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
-        """Defer a single large result, or mark it as unknown; return False for other results."""
+        """Defer a single large result or mark it as unknown; return False for other results."""
         if type(result) is not Tensor or result.layout is not torch.strided:
             return False
         written = call.written() if call.traits.written else ()
@@ -497,7 +497,7 @@ class ValueMode:
         elif (
             allocates
             and self.host.fits(tensor)
-            and self.running_here.opened is None  # an outer operator may write to it
+            and self.running_here.opened is None  # an outer operator may still write to it
             and self.values.accept(tensor)
         ):
             return
@@ -536,7 +536,7 @@ def _finish(traits: Traits, args: Any, kwargs: Any, result: object, *host: objec
 
 
 def _affords(traits: Traits, args: Any, kwargs: Any, result: object, known_bytes: int) -> bool:  # noqa: ANN401 - as the operator
-    """Deduct an operator's cost before the library computes it; False: too little is left."""
+    """Deduct an operator's cost before the library computes it; False if too little is left."""
     mode = ValueMode.current
     call = OperatorCall(traits, args, kwargs or {})
     return mode is not None and mode.host.affords_native(call, result, known_bytes)
@@ -557,8 +557,8 @@ def _end_budget() -> None:
 def is_of_an_operators_own(address: int) -> bool:
     """Return whether an address that the running operator reads lies outside its arguments.
 
-    On a GPU the operator's kernels have written that memory: values known at the address belong to
-    an earlier tensor whose block PyTorch reuses. The native library calls this on any thread.
+    On a GPU the operator's kernels have written that memory: values stored for the address belong
+    to an earlier tensor whose block PyTorch reuses. The native library calls this on any thread.
     """
     running = Interception.functions.running()
     if running is None:

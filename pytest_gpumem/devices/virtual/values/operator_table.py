@@ -40,7 +40,7 @@ class Arguments:
     """assumed share of true elements in unknown masks; None: the values are known"""
 
     def __init__(self, operator: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Bind the arguments; ``operator`` is its name with its overload."""
+        """Bind the arguments; ``operator`` is the operator's name with its overload."""
         names, defaults = _names_and_defaults(operator)
         self.__dict__.update(defaults, **dict(zip(names, args, strict=False)), **kwargs)
 
@@ -49,7 +49,7 @@ class Arguments:
         def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401 - of any type
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - of any type
-        """Return an argument; None: this overload lacks it, or this version of PyTorch does."""
+        """Return an argument; None if this overload or this version of PyTorch lacks it."""
         return self.__dict__.get(name)
 
 

@@ -74,7 +74,7 @@ UNDECLARED: Final = dict.fromkeys(
 """for each operator: arguments that it writes although its schema does not say so"""
 DATA_DEPENDENT: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
-"""operators that move values by plain copies, which the native library carries out"""
+"""operators that move values only by plain copies, which the native library performs"""
 UNWRITTEN: Final = {"record_stream"}
 """operators that write nothing although their schema declares it"""
 RETURNS_ARGUMENTS: Final = {"_cudnn_attention_forward"}
@@ -84,8 +84,8 @@ OF_CONSTANTS: Final = {
     *("new_zeros", "new_ones", "new_full", "arange", "linspace", "eye"),
     *("where", "masked_fill", "triu", "tril"),
 }
-"""operators whose large floating-point results are deferred: constants, and masks that are added to
-scores. Other operators' results depend on weights or activations."""
+"""operators that return constants, or masks to add to attention scores: their large floating-point
+results are deferred. Large results of other operators depend on weights or activations."""
 OVERWRITES: Final = {
     *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
     *("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_"),
@@ -111,7 +111,7 @@ INDICES: Final = {
 UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
 """GradScaler's operator, which sets its second argument where a gradient is not finite"""
 ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCALES}
-"""operators with results that are assumed at once if nothing is known; all other results stay
+"""operators whose results are assumed at once if their inputs are unknown; all other results stay
 unknown until the program branches on them"""
 RAISES: Final = {"_linalg_check_errors"}
 """operators that return nothing, but raise errors: the bytes that they read back are queued even if
@@ -119,7 +119,7 @@ the host has computed no result"""
 COMPARING: Final = {"equal", "allclose"}
 """operators whose unknown result is assumed to be true, which most tests that compare expect"""
 COMPOSED: Final = {"_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"}
-"""operators whose CUDA kernel consists of other operators, and branches on their values"""
+"""operators whose CUDA kernel calls other operators, and branches on their results"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
 READERS: Final = {READS, "is_nonzero"}
@@ -140,7 +140,7 @@ OPENED: Final = {
 COUNTED: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_", "sub", "sub_"}
 """operators that query cuSPARSE for the number of nonzeros in a result of two sparse tensors"""
 SELECTS: Final = {"index_select"}
-"""operators that count their selection with kernels of their own, and read the count back"""
+"""operators that count the selected elements with their own kernels, and read the count back"""
 UNOPENED: Final = ("_foreach", "_fused", "_amp_foreach")
 """prefixes of operators that take many tensors, none of them sparse"""
 
@@ -160,7 +160,7 @@ class Traits(NamedTuple):
     reads_back: bool
     """whether it returns a tensor's bytes to the host"""
     data_dependent: bool
-    """whether it reads back memory of its own, mostly for the size of its results"""
+    """whether it reads back memory that it allocated itself, mostly for the size of its results"""
     written: tuple[tuple[int, str], ...]
     """index and name of the arguments that it writes"""
     unread: tuple[tuple[int, str], ...]
@@ -176,13 +176,13 @@ class Traits(NamedTuple):
     may_open: bool
     """whether the operators that it calls are intercepted if an argument is sparse or nested"""
     carried: bool
-    """whether it moves values by plain copies, which the native library carries out"""
+    """whether it moves values only by plain copies, which the native library performs"""
     host: Callable[..., Any]
     """function that computes it on the CPU: its equivalent, or the operator itself"""
     formula: Callable[..., Any] | None
     """PyTorch's formula for its floating-point operations; None: PyTorch has none"""
     ways: OperatorFlags
-    """flags for the native library, which handles most calls without Python"""
+    """flags for the native library, which computes most calls without Python"""
 
 
 class OperatorCall:
@@ -316,7 +316,7 @@ def is_in_python(op: OpOverload) -> bool:
     """Return whether the operator's CUDA kernel is a Python function.
 
     Such kernels are registered by ``torch.library.custom_op`` and ``torch.library.Library.impl``.
-    An operator that also has a CPU kernel does not count: that kernel computes its values.
+    An operator that also has a CPU kernel does not count: its values are computed by that kernel.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if op.namespace in {"aten", "prims", *COLLECTIVES} or has_kernel(op.name(), "CPU"):
@@ -381,11 +381,11 @@ def _ways_of(traits: Traits) -> OperatorFlags:
     indexes = traits.op._schema.name in INDEXING
     is_data_dependent = traits.data_dependent and not indexes
     if traits.op.namespace != "aten" or is_data_dependent or traits.opened or traits.carried:
-        return OperatorFlags(0)  # for example, another library's operator may run Python code
+        return OperatorFlags(0)  # for example, an operator of another library may run Python code
     if name in RETURNS_ARGUMENTS:  # the library would mark these arguments as unknown
         return OperatorFlags(0)
-    # These flags are for known memory: into unknown memory the library's memset or
-    # ValueMode._is_filled writes the zeros.
+    # These flags apply if the memory is known; unknown memory is zeroed by the library's memset or
+    # ValueMode._is_filled.
     if name == "zero_":
         return (
             OperatorFlags.SHORT
@@ -429,8 +429,8 @@ def counts_elements(traits: Traits) -> bool:
 def _is_of_arguments_alone(traits: Traits) -> bool:
     """Return whether an operator's results depend on its arguments alone.
 
-    Such an operator returns new tensors, or it writes tensors and returns these or nothing.
-    Operators of UNDECLARED do both.
+    Such an operator either returns new tensors, or writes to its arguments and returns those or
+    nothing. Operators in UNDECLARED do both.
     """
     if traits.copies or traits.allocates or traits.random or traits.reads_back:
         return False
@@ -496,6 +496,6 @@ def _moves_views(full_name: str, schema: torch.FunctionSchema) -> bool:
     """Return whether an in-place operator changes only which values a tensor views."""
     name, _, overload = full_name.partition(".")
     if not name.endswith("_") and not schema.name.startswith("aten::set_"):
-        return False  # reading the tags takes as long as everything else
+        return False  # checked first: reading the tags takes as long as everything else
     tags = torch._C._get_operation_overload(name, overload)[2]
     return torch.Tag.inplace_view in tags and "::resize_" not in name

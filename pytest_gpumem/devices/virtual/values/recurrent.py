@@ -62,7 +62,8 @@ def _forward(
     )
     generator_state = None
     if args.dropout and args.train:
-        # Seed from the values: the backward pass has the same ones, and draws the same mask.
+        # Seed from the input values: the backward pass has the same ones, and so draws the same
+        # mask.
         first = values.detach().float().contiguous().flatten()[:64]
         generator_state = torch.default_generator.get_state()
         torch.default_generator.manual_seed(zlib.crc32(bytes(first.numpy().tobytes())))

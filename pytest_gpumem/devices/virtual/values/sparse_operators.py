@@ -1,8 +1,8 @@
 """Operators on sparse and nested tensors: PyTorch implements them with other operators.
 
-The inner operators are intercepted one by one, so the sizes that they read back are true. The outer
-operator's own kernels may write any part of its result: the CPU's operator computes that part if it
-returns a tensor of the same form; otherwise the part is unknown.
+The inner operators are intercepted one by one, so the sizes that they read back are correct. The
+outer operator's own kernels may write any part of its result: the CPU's operator computes that part
+if it returns a tensor of the same form; otherwise the part is unknown.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     host cannot compute it"""
 
 MAX_STOOD_FOR: Final = 1 << 22
-"""maximum number of elements of an operator's inputs whose values are replaced by ones, when only
-the indices of its result are needed"""
+"""maximum number of elements in an operator's inputs for computing the indices of its result with
+ones in place of values"""
 
 
 def opens(traits: Traits, inputs: Sequence[Tensor]) -> bool:
@@ -74,7 +74,7 @@ class SparseOperators:
         self._note_few = note_few
 
     def prepared(self, call: OperatorCall) -> HostCall | None:
-        """Return the call to compute on the host; None: some of its inputs are unknown."""
+        """Return the call to compute on the host; None if some of its inputs are unknown."""
         are_seen = all(is_sparse(tensor) or is_plain(tensor) for tensor in call.inputs())
         if not (are_seen and self._are_known(call.parts())):
             return None
@@ -83,7 +83,7 @@ class SparseOperators:
         )
 
     def _are_known(self, parts: Sequence[Tensor]) -> bool:
-        """Return whether parts can be read and are known; in a graph capture none are known yet."""
+        """Return whether parts are known and can be read; False while a graph is captured."""
         is_captured = torch.cuda.is_current_stream_capturing()
         are_readable = not is_captured and self._are_readable(parts)
         return are_readable and all(map(self._values.is_known, parts))
@@ -135,7 +135,7 @@ class SparseOperators:
                 self._fill(result, host, only_indices=True, assumed=assumed)
 
     def _is_few(self, call: OperatorCall, result: object) -> bool:
-        """Record the nonzeros of a large ``to_dense()`` result; False: unknown, or too many."""
+        """Record the nonzeros of a large ``to_dense()`` result; False if unknown or too many."""
         sparse = call.args[0]
         if not isinstance(result, Tensor) or not is_sparse(sparse):
             return False
@@ -173,9 +173,9 @@ class SparseOperators:
         return self._values.is_known(part) and not self._values.are_assumed([part])
 
     def _of_indices(self, call: OperatorCall) -> Any:  # noqa: ANN401 - an operator's result
-        """Return an operator's result with ones for values.
+        """Compute an operator with ones in place of values, for the indices of its result.
 
-        None: its indices are unknown, its inputs are too large, or it cannot be computed.
+        None if indices are unknown, inputs are too large, or the host cannot compute the operator.
         """
         sparse = [tensor for tensor in call.inputs() if is_sparse(tensor)]
         indices = [part for tensor in sparse for part in indices_of(tensor)]
@@ -186,7 +186,7 @@ class SparseOperators:
         ]
         if not sparse or not self._are_known(indices):
             return None
-        if call.name == "_coalesce":  # the values and their size do not matter
+        if call.name == "_coalesce":  # neither the values nor their shape matter
             slim = torch.ones(sparse[0]._nnz())
             shape = sparse[0].shape[: sparse[0].sparse_dim()]
             host = over_device_memory(indices[0])
@@ -207,7 +207,7 @@ class SparseOperators:
     ) -> None:
         """Write a result's unknown parts with the values of the host's result.
 
-        Nothing is written if the two differ in layout, in shapes, or in a part that is known.
+        Nothing is written if the two results differ in layout, in shapes, or in a known part.
         """
         if host is None or host.layout is not tensor.layout:
             return
@@ -299,4 +299,4 @@ class RunningHere(threading.local):
         self.opened: OpenOperator | None = None
         """the innermost running operator whose inner operators are intercepted"""
         self.count = -1
-        """the count that the opened operator will read back; -1: unknown"""
+        """the number of selected elements that the opened operator will read back; -1: unknown"""

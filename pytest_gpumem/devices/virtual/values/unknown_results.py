@@ -16,14 +16,14 @@ MAX_NAMED: Final = 3
 
 @dataclass
 class UnknownResults:
-    """What the host did not compute in a run."""
+    """The results that the host did not compute in a run, with reasons."""
 
     failures: dict[str, str] = field(default_factory=dict)
     """reasons why the host could not compute operators, by the operators' names"""
     code: set[str] = field(default_factory=set)
     """operators, or other parts of compiled code (torch.compile), that were not computed"""
     kernels: set[str] = field(default_factory=set)
-    """names of the kernels that the program launched: Triton's, FlashInfer's"""
+    """names of kernels that the program launched itself: Triton's, FlashInfer's"""
     captured: bool = False
     """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
 
