@@ -22,7 +22,7 @@ class Severity(IntEnum):
     """the note says why the test failed"""
     FIGURE = 1
     """a figure may be wrong"""
-    UNHELD = 2
+    UNCHECKED = 2
     """something was not compared, or is not limited"""
     INFORMATION = 3
     HINT = 4
@@ -82,14 +82,14 @@ class NoteKind(str, Enum):
     SLOPE = "slope", Severity.FIGURE
     """figures that are not on the line over batch sizes"""
 
-    UNRECORDED = "unrecorded", Severity.UNHELD
+    UNRECORDED = "unrecorded", Severity.UNCHECKED
     """the test gets no baseline"""
-    UNREADABLE = "unreadable baseline", Severity.UNHELD
-    OUTSIDE = "outside", Severity.UNHELD
+    UNREADABLE = "unreadable baseline", Severity.UNCHECKED
+    OUTSIDE = "outside", Severity.UNCHECKED
     """memory that PyTorch's allocator does not count"""
-    CHILD_PROCESS = "child process", Severity.UNHELD
+    CHILD_PROCESS = "child process", Severity.UNCHECKED
     """memory of processes that the test started"""
-    UNGUARDED = "unguarded", Severity.UNHELD
+    UNGUARDED = "unguarded", Severity.UNCHECKED
     """a peak beyond its tolerance that does not fail the test"""
 
     RECORDED = "recorded", Severity.INFORMATION

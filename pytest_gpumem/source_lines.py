@@ -27,7 +27,7 @@ _LINKED: Final = "__editable__"
 """prefix of the name of a folder in which setuptools links to a project's sources"""
 _CACHE_TAG: Final = "CACHEDIR.TAG"
 """file that marks a cache folder (https://bford.info/cachedir/)"""
-_HANDED_ON: Final = re.compile(r"[(,]\s*\*")
+_STARRED_ARGUMENT: Final = re.compile(r"[(,]\s*\*")
 """an argument like *args; only lines with one are parsed"""
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
 """packages whose lines do not help to find the user's own code"""
@@ -58,7 +58,7 @@ def users_line(frame: FrameType | None) -> Line | None:
         code, number = frame.f_code, frame.f_lineno
         if is_users(code.co_filename):
             line = Line(code.co_filename, number, code.co_name)
-            if not hands_on(code.co_filename, number):
+            if not only_forwards_call(code.co_filename, number):
                 return line
             innermost = innermost or line
         frame = frame.f_back
@@ -155,7 +155,7 @@ def import_folders() -> tuple[Path, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def hands_on(filename: str, line: int) -> bool:
+def only_forwards_call(filename: str, line: int) -> bool:
     """Return whether a line of a decorator only calls the decorated function.
 
     The code shows that: the called function is an argument of an enclosing function, and gets
@@ -163,7 +163,7 @@ def hands_on(filename: str, line: int) -> bool:
     same for all decorated functions, and says nothing about any of them.
     """
     code = "".join(linecache.getlines(filename)[line - 1 : line + 2])  # a call may span lines
-    return _HANDED_ON.search(code) is not None and line in _handing_on(filename)
+    return _STARRED_ARGUMENT.search(code) is not None and line in _forwarding_lines(filename)
 
 
 def forget_changed_files() -> None:
@@ -171,7 +171,13 @@ def forget_changed_files() -> None:
     cached = set(linecache.cache)
     linecache.checkcache()
     if not cached <= set(linecache.cache):
-        for cached_function in (_functions, _handing_on, hands_on, _statements, _marker_lines):
+        for cached_function in (
+            _functions,
+            _forwarding_lines,
+            only_forwards_call,
+            _statements,
+            _marker_lines,
+        ):
             cached_function.cache_clear()
 
 
@@ -296,7 +302,7 @@ def _functions(filename: str) -> tuple[tuple[int, int, str], ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _handing_on(filename: str) -> frozenset[int]:
+def _forwarding_lines(filename: str) -> frozenset[int]:
     """Return the lines of statements that only call a decorated function with all arguments."""
     lines: set[int] = set()
 
@@ -308,7 +314,7 @@ def _handing_on(filename: str) -> frozenset[int]:
                 continue
             if own is not None and isinstance(child, (ast.Return, ast.Assign, ast.Expr)):
                 call = child.value.value if isinstance(child.value, ast.Await) else child.value
-                if isinstance(call, ast.Call) and _hands_on(call, own, around):
+                if isinstance(call, ast.Call) and _forwards_all_arguments(call, own, around):
                     lines.update(range(child.lineno, (child.end_lineno or child.lineno) + 1))
             walk(child, around, own)
 
@@ -320,7 +326,7 @@ def _named(arguments: ast.arguments) -> list[ast.arg]:
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
 
 
-def _hands_on(call: ast.Call, own: ast.arguments, around: frozenset[str]) -> bool:
+def _forwards_all_arguments(call: ast.Call, own: ast.arguments, around: frozenset[str]) -> bool:
     """Return whether a call passes all own arguments on to an argument of an enclosing function."""
     if not isinstance(call.func, ast.Name) or call.func.id not in around:
         return False

@@ -9,10 +9,10 @@ import pytest
 from pytest_gpumem.source_lines import (
     Line,
     forget_changed_files,
-    hands_on,
     import_folders,
     is_users,
     marker_line,
+    only_forwards_call,
     package_path,
     qualified,
     shown_path,
@@ -88,7 +88,7 @@ def decorate(function, other=None):
 def model(*args, **kwargs):
     return function(*args, **kwargs)
 """
-HANDED_ON = (5, 9, 10, 11)
+FORWARDING_LINES = (5, 9, 10, 11)
 
 
 def test_a_decorator_s_line_that_only_calls_what_it_decorates_hands_on(tmp_path):
@@ -96,11 +96,14 @@ def test_a_decorator_s_line_that_only_calls_what_it_decorates_hands_on(tmp_path)
     path.write_text(DECORATORS)
     # A frame is at the first line of a call, or at that of an argument.
     lines = DECORATORS.splitlines()
-    assert tuple(it for it in range(1, len(lines) + 1) if hands_on(str(path), it)) == HANDED_ON
-    assert not hands_on(str(tmp_path / "gone.py"), 5)
+    assert (
+        tuple(it for it in range(1, len(lines) + 1) if only_forwards_call(str(path), it))
+        == FORWARDING_LINES
+    )
+    assert not only_forwards_call(str(tmp_path / "gone.py"), 5)
     path.write_text("\n" * 4 + "        return function(*args)\n")
     forget_changed_files()
-    assert not hands_on(str(path), 5)
+    assert not only_forwards_call(str(path), 5)
 
 
 def test_a_line_that_hands_on_is_looked_past_where_the_user_has_another(tmp_path):

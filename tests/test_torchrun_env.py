@@ -62,7 +62,7 @@ def pair(monkeypatch, tmp_path):
 def test_what_one_gives_the_first_takes(pair):
     first, second = pair
     threading.Timer(0.2, second.give, [{"a": [1, None]}]).start()
-    assert first.take() == {1: {"a": [1, None]}}
+    assert first.receive() == {1: {"a": [1, None]}}
 
 
 def test_the_others_stay_until_the_first_has_done(pair):
@@ -74,12 +74,12 @@ def test_the_others_stay_until_the_first_has_done(pair):
 
 def test_what_an_earlier_run_left_is_not_taken(pair):
     first, second = pair
-    second.give({"old": 1})
+    second.send({"old": 1})
     first.done()
     first.begin()
     second.begin()
     threading.Timer(0.2, second.give, [{"new": 1}]).start()
-    assert first.take() == {1: {"new": 1}}
+    assert first.receive() == {1: {"new": 1}}
     assert not (first._folder / "done").exists()
 
 
@@ -88,7 +88,7 @@ def test_a_rank_that_died_is_not_waited_for(pair):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     second._write(second._file("began"), {"pid": dead.pid})
-    assert first.take() == {1: None}
+    assert first.receive() == {1: None}
 
 
 def test_nor_for_long_one_that_never_came(pair, monkeypatch):
@@ -98,7 +98,7 @@ def test_nor_for_long_one_that_never_came(pair, monkeypatch):
 
     def waited():
         began = next(seconds)
-        assert first.take() == {1: None}
+        assert first.receive() == {1: None}
         return next(seconds) - began
 
     second._file("began").unlink()
@@ -117,7 +117,7 @@ def test_ranks_of_another_machine_wait_for_nobody(monkeypatch, tmp_path):
 def test_what_is_no_json_counts_as_nothing(pair):
     first, second = pair
     second._file("result").write_text("][")
-    assert first.take() == {1: None}
+    assert first.receive() == {1: None}
 
 
 def test_the_folder_is_this_users_alone(pair):

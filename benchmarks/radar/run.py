@@ -23,7 +23,7 @@ from packaging.version import Version
 
 from benchmarks.harness import OFFLINE, RESULTS, line
 from pytest_gpumem.cli.bisect.candidates import offered_releases
-from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
+from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionTests
 from pytest_gpumem.cli.recorded.changes import pair_entries
 from pytest_gpumem.cli.recorded.sources import measured_entries
 from pytest_gpumem.errors import SpecError
@@ -136,7 +136,7 @@ def main() -> int:
     for package in arguments.packages or BESIDE:
         tests = (*map(str, steps_of(package)), *OPTIONS)
         light = package != "trl"  # trl's trainers need Triton
-        question = VersionQuestion(package, tests, BESIDE[package], device="virtual", light=light)
+        question = VersionTests(package, tests, BESIDE[package], device="virtual", light=light)
         trials = Trials(question, KEPT, timeout=HANGS_S)
         trials.begin(fresh=False)
         versions = newest(package, arguments.releases)

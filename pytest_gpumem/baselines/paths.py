@@ -125,12 +125,12 @@ def replace_file(path: Path, content: bytes) -> None:
         BaselineError: it cannot be written; the old content is intact, and no temporary file is
             left.
     """
-    with not_written_is_told(path):
+    with baseline_error_on_write(path):
         write_whole(path, content, TEMPORARY)
 
 
 @contextmanager
-def not_written_is_told(path: Path) -> Iterator[None]:
+def baseline_error_on_write(path: Path) -> Iterator[None]:
     """Turn an OSError on writing a file into a BaselineError."""
     try:
         yield

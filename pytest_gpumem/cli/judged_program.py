@@ -193,7 +193,7 @@ class JudgedProgram:
         return os.getpid() != self._owner
 
     @property
-    def _is_held(self) -> bool:
+    def _has_baseline_or_limits(self) -> bool:
         """Whether the program is compared with a baseline or limits."""
         return any(getattr(self._arguments, name) is not None for name in ("baseline", *DECLARED))
 
@@ -214,7 +214,7 @@ class JudgedProgram:
                     "out",
                 )
 
-        if is_judged(self._arguments) or self._is_held:
+        if is_judged(self._arguments) or self._has_baseline_or_limits:
             sys.addaudithook(refuse)
 
     def begin(self) -> None:
@@ -247,7 +247,7 @@ class JudgedProgram:
         """Return whether child processes used a GPU; ``alone``: the program itself used none."""
         children = self._children.children()
         silent = [child.name for child in children if not child.ended]
-        if silent and passed and self._is_held:
+        if silent and passed and self._has_baseline_or_limits:
             problem = f"{silent[0]} used a GPU and ended, or runs on, without reporting its peaks"
             remedy = "let all processes end by themselves, or leave the limits and --baseline out"
             raise GpuMemError(self._item.nodeid, problem, remedy)
@@ -275,7 +275,7 @@ class JudgedProgram:
         unused = run is None or run.is_unused
         used_below = self._processes_used_a_gpu(passed=passed, alone=unused)
         if run is not None and error is None and unused and not used_below:
-            if self._is_held:
+            if self._has_baseline_or_limits:
                 problem = f"the program took no memory of {run.info.name}: it has no peak to judge"
                 remedy = "run what uses CUDA, or leave the limits and --baseline out"
                 raise GpuMemError(self._item.nodeid, problem, remedy)

@@ -214,7 +214,7 @@ class AcceleratorDevice(Device):
 
     def describe(self) -> list[str]:
         """Return the accelerator's name and limitations, as queried in another process."""
-        found = self._found = self._found or ask()
+        found = self._found = self._found or query_accelerator()
         if isinstance(found, str):
             return ["accelerator device: the one that the tests' own imports register"]
         name = "" if found.name == found.device_type else f" {found.name}"
@@ -362,7 +362,7 @@ def accelerator_expected() -> bool:
     return build is not None and build.xpu is not None
 
 
-def ask() -> Accelerator | str:
+def query_accelerator() -> Accelerator | str:
     """Query torch's accelerator in another process; return the result, or why none can be used."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:

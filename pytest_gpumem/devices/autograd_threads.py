@@ -140,7 +140,7 @@ def awaited_passes() -> Iterator[None]:
                     await_autograd()
                 raise
             if len(args) > INPUTS and args[INPUTS] and not getattr(_this_thread, "waits", False):
-                _run_apart(await_autograd)
+                _run_on_new_thread(await_autograd)
             return result
 
         return run_and_wait
@@ -173,7 +173,9 @@ class NodeNumbers:
         next_number = torch._C._autograd._get_sequence_nr
         if self._aligned:
             numbers: list[int] = []
-            _run_apart(lambda: _on_threads(self._aligned, lambda: numbers.append(next_number())))
+            _run_on_new_thread(
+                lambda: _on_threads(self._aligned, lambda: numbers.append(next_number()))
+            )
             with torch.inference_mode(mode=False):
                 _make_nodes(max(numbers, default=0))
         self._aligned.clear()
@@ -182,7 +184,7 @@ class NodeNumbers:
     def align(self) -> None:
         """Advance the devices' threads to the sequence number at which the step began."""
         new = {*VIEW.backend.used_devices()} - self._aligned
-        if new and _run_apart(lambda: _on_threads(new, lambda: _make_nodes(self._first))):
+        if new and _run_on_new_thread(lambda: _on_threads(new, lambda: _make_nodes(self._first))):
             self._aligned |= new
 
 
@@ -219,7 +221,7 @@ def _make_nodes(number: int) -> None:
             leaf.view(0)
 
 
-def _run_apart(function: Callable[[], object]) -> bool:
+def _run_on_new_thread(function: Callable[[], object]) -> bool:
     """Call a function, which runs backward passes, on a new thread without the caller's modes.
 
     Returns:

@@ -310,9 +310,9 @@ class _Watch:
 
     def _end(self) -> None:
         with suppress(Exception):  # at interpreter shutdown anything may be gone
-            self._tell()
+            self._write_peaks()
 
-    def _tell(self, *notes: Note) -> None:
+    def _write_peaks(self, *notes: Note) -> None:
         """Write the peaks so far; the first call ends the recording and attributes them."""
         self._fold()
         measured = {"": (self._peaks, Span(self._began, now())), **self._parts}
@@ -330,7 +330,7 @@ class _Watch:
         """Write the peaks once a server has started, as it may be killed when it is stopped."""
         notes = [] if os.environ.get(UNTIL_STARTED) else [Note(NoteKind.CHILD_PROCESS, KILLED)]
         with suppress(Exception):  # a report must not break the server
-            self._tell(*notes)
+            self._write_peaks(*notes)
 
     def _plain(self, part: str, peaks: Mapping[int, Peak]) -> dict[str, Any]:
         number, attributions = self.number_on_the_machine, self._attributions.get(part, {})

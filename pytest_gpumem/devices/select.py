@@ -13,7 +13,7 @@ from pytest_gpumem.devices.accelerator import (
     Accelerator,
     AcceleratorDevice,
     accelerator_expected,
-    ask,
+    query_accelerator,
 )
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.cuda_graphs import GRAPHS
@@ -73,7 +73,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
         take_turns(worker)
         return Choice(CudaDevice(shared=bool(worker), first=first), demanded=True)
     asks = kind == "auto" and not named and not is_inherited() and accelerator_expected()
-    found = ask() if asks else None
+    found = query_accelerator() if asks else None
     if kind == OPTION or isinstance(found, Accelerator):
         return Choice(AcceleratorDevice(found, shared=bool(worker), first=first), demanded=True)
     try:

@@ -68,14 +68,14 @@ def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[
 
 def _segment_reason(request: SegmentRequest) -> str:
     """Describe why a request took a new segment: what was cached, and what fragmented it."""
-    asked = f"requested {format_size(request.requested)}"
+    text = f"requested {format_size(request.requested)}"
     if not request.pieces:
-        return f"{asked} when nothing was cached"
+        return f"{text} when nothing was cached"
     if request.pieces == 1:
-        cache = f"{asked} when one piece of {format_size(request.cached)} was cached"
+        cache = f"{text} when one piece of {format_size(request.cached)} was cached"
     else:
         cache = (
-            f"{asked} when {format_size(request.cached)} were cached in {request.pieces} pieces, "
+            f"{text} when {format_size(request.cached)} were cached in {request.pieces} pieces, "
             f"the largest of {format_size(request.largest)}"
         )
     if not request.held_by:
@@ -265,7 +265,7 @@ def _line_key(line: LinePeak) -> LineKey:
     return line.path, line.function, line.code
 
 
-def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]]:
+def uniformly_grown_lines(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]]:
     """Return the lines that grew by the same factor as at least two other lines.
 
     A larger batch or more layers make all lines grow alike: none of them is the cause. Lines that

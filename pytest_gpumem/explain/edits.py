@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.breakdowns import site_rows
-from pytest_gpumem.explain.causes import MADE, line_growths, with_others_alike
+from pytest_gpumem.explain.causes import MADE, line_growths, uniformly_grown_lines
 from pytest_gpumem.explain.lead import edit_words
 from pytest_gpumem.explain.source_changes import Edits, changed_lines
 from pytest_gpumem.judge.verdict import Kind
@@ -96,7 +96,7 @@ class _Growth:
         texts = [keeper.text for cause in first for keeper in cause.keepers]
         self._keepers = {name for text in texts for name in _NAME.findall(text)} - _COMMON
         """words in the names of the memory's keepers"""
-        self._together = with_others_alike(site_rows(current, baseline))
+        self._together = uniformly_grown_lines(site_rows(current, baseline))
         """lines that grew by one common factor: none of them is the cause"""
 
     def rank(self, edit: Edit) -> tuple[int, int] | None:

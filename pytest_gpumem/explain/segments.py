@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.measurement import SegmentRequest
-from pytest_gpumem.recording.allocator_log import GIVEN, SEGMENT, SMALL, TAKEN
+from pytest_gpumem.recording.allocator_log import RELEASING, RESERVING, SEGMENT, SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,17 +40,21 @@ def segment_requests(
     highest = device.reserved(indices[0])
     for index in indices:
         reserved = device.reserved(index)
-        if index >= 0 and events[index]["action"] in TAKEN and reserved > highest:
+        if index >= 0 and events[index]["action"] in RESERVING and reserved > highest:
             highest = reserved
             heights.append((index, reserved))
-    asking = list(device.history.allocated)
+    allocations = list(device.history.allocated)
     requests = []
     for index, reserved in heights[-MAX_REQUESTS:]:
-        asked = bisect_right(asking, index)
-        block = device.history.allocated[asking[asked]] if asked < len(asking) else None
+        following = bisect_right(allocations, index)
+        block = (
+            device.history.allocated[allocations[following]]
+            if following < len(allocations)
+            else None
+        )
         if block is None or block not in device.categories:  # this package's own request
             continue
-        requested = events[asking[asked]]["size"]
+        requested = events[allocations[following]]["size"]
         pieces, around = _cache(device, index, requested)
         held: Counter[str] = Counter()
         for neighbour in filter(device.categories.__contains__, around):
@@ -93,9 +97,9 @@ def _cache(device: Blocks, index: int, requested: int) -> tuple[list[int], list[
         if segment["device"] == device.index
     }
     for event in device.history.events[:index]:
-        if event["action"] in TAKEN:
+        if event["action"] in RESERVING:
             segments[event["addr"]] = event["size"]
-        elif event["action"] in GIVEN:
+        elif event["action"] in RELEASING:
             segments.pop(event["addr"], None)
     for start, size in segments.items():
         if (size <= SEGMENT) != (requested <= SMALL):  # in the other pool

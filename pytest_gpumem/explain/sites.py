@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.measurement import Site
-from pytest_gpumem.source_lines import hands_on, is_users, qualified, shown_path, source_code
+from pytest_gpumem.source_lines import (
+    is_users,
+    only_forwards_call,
+    qualified,
+    shown_path,
+    source_code,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,8 +41,8 @@ def users_frame(frames: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     A decorator's frame that only forwards the call counts only if there is no other.
     """
     users = [frame for frame in frames if is_users(frame["filename"])]
-    telling = (frame for frame in users if not hands_on(frame["filename"], frame["line"]))
-    return next(telling, users[0] if users else None)
+    own = (frame for frame in users if not only_forwards_call(frame["filename"], frame["line"]))
+    return next(own, users[0] if users else None)
 
 
 def origin(

@@ -399,7 +399,7 @@ class Meter:
         self.fold()
         self.isolation.adopt(peaks, known.keys())
         self.room.follow_foreign()
-        self.recording.take(known)
+        self.recording.reuse(known)
 
     def consider(self, peaks: Sequence[Peak]) -> None:
         """Count the peaks of a set-up: the step uses a fixture that an earlier test set up."""
@@ -411,11 +411,11 @@ class Meter:
         *,
         record: bool = False,
         at_moment: Callable[[Recording], None] | None = None,
-        taken: Iterable[Known] = (),
+        reused: Iterable[Known] = (),
     ) -> None:
         """Restart from the memory held now: after a warm-up, or to run the step again.
 
-        ``record`` starts a recording, which calls ``at_moment`` at each moment; ``taken`` are
+        ``record`` starts a recording, which calls ``at_moment`` at each moment; reused are
         blocks of the step that an earlier run allocated.
         """
         collect_all()
@@ -425,8 +425,8 @@ class Meter:
         if record:
             self.recording.start(at_moment)
         self._begin()
-        for known in taken:
-            self.recording.take(known)
+        for known in reused:
+            self.recording.reuse(known)
 
     @property
     def is_unused(self) -> bool:

@@ -138,12 +138,12 @@ class Plugs:
                 size = VIEW.remove_plug(device, address).size
                 self.sizes[self._devices.index(device)] -= size
 
-    def take(self) -> dict[tuple[int, int], int]:
+    def transfer(self) -> dict[tuple[int, int], int]:
         """Transfer the plugs to the caller: return the bytes of each by (device, address)."""
-        taken = {place: VIEW.remove_plug(*place).size for place in self.blocks}
+        sizes = {place: VIEW.remove_plug(*place).size for place in self.blocks}
         self.blocks.clear()
         self.sizes = [0] * len(self.sizes)
-        return taken
+        return sizes
 
 
 class GraphWorkspaces:
@@ -173,7 +173,7 @@ class GraphWorkspaces:
             rooms.fill()  # then only the workspaces' blocks become free
             VIEW.backend.clear_workspaces()
             freed.fill()
-        for (device, address), size in freed.take().items():
+        for (device, address), size in freed.transfer().items():
             if any(
                 number == device and address <= start < address + size
                 for number, start in graph_blocks

@@ -52,10 +52,10 @@ class StepRecording:
         """Return the tensors that the recording has seen in live blocks, by (device, address)."""
         return self._recorder.known(blocks) if self._recorder else dict.fromkeys(blocks, ())
 
-    def take(self, known: Known) -> None:
-        """Add blocks that another recording knows."""
+    def reuse(self, known: Known) -> None:
+        """Add an earlier run's blocks, with the tensors that its recording saw in them."""
         if self._recorder is not None:
-            self._recorder.take(known)
+            self._recorder.reuse(known)
 
     def so_far(self) -> Recording | None:
         """Return the recording so far, without ending it; None if none is running."""

@@ -98,10 +98,10 @@ def watch_requests(request: Any, used: Callable[[FixtureKey], None]) -> None:  #
 
     pytest executes a fixture once per test, so :func:`watch_uses` misses a test's later requests.
     """
-    ask = request.getfixturevalue
+    get_value = request.getfixturevalue
 
     def watched(name: str) -> object:
-        value = ask(name)
+        value = get_value(name)
         if name != "request":  # pytest 8.3 asks for it by this method, but it has no definition
             used(request._get_active_fixturedef(name))
         return value
@@ -209,15 +209,15 @@ class PytestItem:
             code = None
             with suppress(ValueError):  # endless wrappers: an object that has every attribute
                 code = getattr(inspect.unwrap(pending.pop()), "__code__", None)
-            asked_for = [*_late_names(code)]
-            while asked_for:
-                name = asked_for.pop()
+            unresolved = [*_late_names(code)]
+            while unresolved:
+                name = unresolved.pop()
                 if name in names:
                     continue
                 names.add(name)
                 for definition in manager.getfixturedefs(name, self.item) or ():
                     yield definition
-                    asked_for += definition.argnames
+                    unresolved += definition.argnames
                     pending.append(definition.func)
 
     def finish_replaced(self, live: Collection[FixtureKey], outdated: Sequence[FixtureKey]) -> None:

@@ -88,7 +88,7 @@ def hidden_skip(
     from pytest_gpumem.devices import virtual
 
     device = virtual.loaded()
-    question = device.question_of(path, config.rootpath) if device else None
+    question = device.lookup_of(path, config.rootpath) if device else None
     if question is None or not (question.direct or ABOUT_GPUS.search(reason)):
         return None
     return HiddenSkip(whole_file, reason, question.place(config.rootpath))

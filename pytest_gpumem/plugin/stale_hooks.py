@@ -78,7 +78,7 @@ class StaleHooks:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Record a file, and whether it could be collected."""
-        self.collection.take(report.nodeid, report.outcome)
+        self.collection.record(report.nodeid, report.outcome)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Record that the collection is incomplete."""
@@ -192,15 +192,17 @@ class StaleHooks:
         """List the stale baselines."""
         from pytest_gpumem.report.text import printable
 
-        asked, verbosity = self.settings.stale, terminalreporter.verbosity
+        option, verbosity = self.settings.stale, terminalreporter.verbosity
         words = (*self.settings.arguments, *self.settings.repeated)
         max_names = MAX_NAMES if verbosity <= 0 else len(self.stale)
-        line = stale_line(self.stale, words, deleted=asked == "delete", max_names=max_names)
+        line = stale_line(self.stale, words, deleted=option == "delete", max_names=max_names)
         for error in self._errors:
             terminalreporter.write_line(printable(f"gpumem: {error}"))
-        if line and not self._errors and (asked == "fail" or verbosity >= 0):
+        if line and not self._errors and (option == "fail" or verbosity >= 0):
             terminalreporter.write_line(printable(line))
-        elif self.collection.partial and (asked == "delete" or (asked == "fail" and verbosity > 0)):
+        elif self.collection.partial and (
+            option == "delete" or (option == "fail" and verbosity > 0)
+        ):
             reason = self.collection.partial
             terminalreporter.write_line(f"gpumem: stale baselines are unknown: {reason}")
 
@@ -246,7 +248,7 @@ class Collection:
     broken: str = ""
     """why tests may be missing even from collected files; "" if none are"""
 
-    def take(self, nodeid: str, outcome: str) -> None:
+    def record(self, nodeid: str, outcome: str) -> None:
         """Record pytest's outcome for a file, class or folder: "passed", "failed" or "skipped"."""
         if outcome == "passed":
             self.files.add(nodeid)

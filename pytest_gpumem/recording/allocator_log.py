@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.recording.recording import Recording, Span, Tag
 
-TAKEN: Final = frozenset({"segment_alloc", "segment_map"})
+RESERVING: Final = frozenset({"segment_alloc", "segment_map"})
 """actions of events in which the allocator reserves device memory"""
-GIVEN: Final = frozenset({"segment_free", "segment_unmap"})
+RELEASING: Final = frozenset({"segment_free", "segment_unmap"})
 """actions of events in which the allocator returns memory to the device"""
 BLOCK: Final = 512
 """bytes; sizes are rounded up to its multiples (kMinBlockSize)"""
@@ -83,7 +83,7 @@ class AllocatorLog:
         """bytes reserved after each event, relative to the beginning"""
         self.allocated: dict[int, Block] = {}
         """each block of the history, by index of the event that allocated it"""
-        self.taken_back: dict[int, Block | None] = {}
+        self.completed_frees: dict[int, Block | None] = {}
         """the block of each free_completed event, by the event's index; None if the history does
         not show it"""
         self._divisions = [
@@ -119,7 +119,7 @@ class AllocatorLog:
         """
         events = recording.events[index] if index < len(recording.events) else []
         log = cls(events, recording.segments(index), recording.settings, recording.tags())
-        for time, tensors in recording.taken:
+        for time, tensors in recording.reused:
             log.begin_later(time, {at[1]: tags for at, tags in tensors.items() if at[0] == index})
         return log
 
@@ -157,12 +157,12 @@ class AllocatorLog:
                 if block is not None and block.end is None:
                     block.end, block.end_time = index, time
             elif action == "free_completed":
-                self.taken_back[index] = self._placed.get(address)
+                self.completed_frees[index] = self._placed.get(address)
                 self._remove(address)
-            elif action in TAKEN:
+            elif action in RESERVING:
                 held += event["size"]
                 self._map(address, event["size"])
-            elif action in GIVEN:
+            elif action in RELEASING:
                 held -= event["size"]
                 self._unmap(address, event["size"])
             self.times.append(time)

@@ -52,9 +52,9 @@ class Recorder:
                     known[device, block.address] = block.tags
         return known
 
-    def take(self, known: Known) -> None:
+    def reuse(self, known: Known) -> None:
         """Record that this run uses, from now on, blocks that an earlier run allocated."""
-        self._recording.taken.append((now(), known))
+        self._recording.reused.append((now(), known))
 
     def so_far(self) -> Recording:
         """Return the recording so far without stopping it."""

@@ -86,7 +86,7 @@ class Recording:
     seen: list[Any] = field(default_factory=list)
     """flat: tensors that were seen in blocks, in groups of one category and time. A group is
     nanoseconds, category, number of tensors, then all their names, then all their addresses"""
-    taken: list[tuple[float, Known]] = field(default_factory=list)
+    reused: list[tuple[float, Known]] = field(default_factory=list)
     """blocks that an earlier run allocated, with the time from which this run uses them"""
     moments: list[Any] = field(default_factory=list)
     """``MOMENT`` elements per hook call: (1) nanoseconds; (2) what begins ("call" of a module,

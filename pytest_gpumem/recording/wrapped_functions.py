@@ -158,11 +158,11 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
     """
     cells = tuple(CellType() for _ in own.co_freevars)
     signature = inspect.signature(FunctionType(own, {}, closure=cells))
-    handed = [
+    passed = [
         PASSED.get(parameter.kind, "{0}").format(parameter.name)
         for parameter in signature.parameters.values()
     ]
-    code = _code_like(str(signature), ", ".join(handed), own.co_freevars)
+    code = _code_like(str(signature), ", ".join(passed), own.co_freevars)
     return code.replace(
         co_consts=tuple(target if const == _TARGET else const for const in code.co_consts),
         co_filename=own.co_filename,
@@ -172,7 +172,7 @@ def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
 
 
 @functools.cache
-def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
+def _code_like(declared: str, passed: str, free: tuple[str, ...]) -> CodeType:
     """Compile code that passes its arguments to a placeholder, which the caller replaces.
 
     Args:
@@ -188,7 +188,7 @@ def _code_like(declared: str, handed: str, free: tuple[str, ...]) -> CodeType:
         f"def outer({', '.join(variables)}):",
         f"  def call{declared}:",
         "    __tracebackhide__ = True",
-        f"    return {_TARGET!r}({handed})",
+        f"    return {_TARGET!r}({passed})",
         *(f"    {name}" for name in variables),  # never reached: makes it a free variable
         "  return call",
     ]
@@ -213,7 +213,7 @@ class _Hiding:
         self._stack.enter_context(WRAPPED.hidden())
         return self._stack.enter_context(self._inner)
 
-    def __exit__(self, *error: Any) -> bool:  # noqa: ANN401, PYI036 - handed on
+    def __exit__(self, *error: Any) -> bool:  # noqa: ANN401, PYI036 - passed on
         return bool(self._stack.__exit__(*error))
 
 

@@ -53,9 +53,9 @@ class Free(NamedTuple):
     """number of its request; None if it is older than the run"""
     dropped: float
     """when the program dropped it"""
-    given: float
+    freed: float
     """when the allocator freed it"""
-    place: int
+    drop_index: int
     """index, in the history, of the event in which the program dropped it"""
     waited: bool
     """whether the free is known to have waited"""
@@ -71,7 +71,7 @@ def _of_other_streams(
     identify the blocks.
     """
     log, candidates = script.log, []
-    for at, block in log.taken_back.items():
+    for at, block in log.completed_frees.items():
         place = at if block is None or block.end is None else block.end
         number = None if block is None else script.numbers.get(block)
         # The allocator frees a block when it is dropped, or at the start of a later request.
@@ -79,16 +79,16 @@ def _of_other_streams(
         waited = at - place > 1
         if waited or following not in {"", "free_requested"}:
             candidates.append(Free(number, log.times[place], log.times[at], place, waited))
-    candidates.sort(key=lambda free: free.place)
+    candidates.sort(key=lambda free: free.drop_index)
     pairs = _in_order(candidates, sorted(awaited, key=lambda event: event.recorded))
     if pairs is not None:
         return pairs
     # While a CUDA graph is captured, events are recorded later, so the order does not match. Then
     # match by time alone, and only blocks that are known to have waited.
-    apart = [free for free in candidates if free.waited]
-    drops = [free.dropped for free in apart]
+    late = [free for free in candidates if free.waited]
+    drops = [free.dropped for free in late]
     places = [bisect_right(drops, event.recorded + CLOCKS) - 1 for event in awaited]
-    return [(apart[at], event) for at, event in zip(places, awaited, strict=True) if at >= 0]
+    return [(late[at], event) for at, event in zip(places, awaited, strict=True) if at >= 0]
 
 
 class _Way(NamedTuple):
@@ -124,7 +124,7 @@ def _in_order(
             ends = [way for end, way in ways.items() if known_before[at] <= end <= at]
             if ends:
                 best = min(ends, key=lambda way: way.difference)
-                difference = abs(free.dropped - event.recorded) + abs(free.given - event.answered)
+                difference = abs(free.dropped - event.recorded) + abs(free.freed - event.answered)
                 longer[at] = _Way(best.difference + difference, (free, event), best)
         ways = longer
     ends = [way for end, way in ways.items() if end >= known_before[-1]]
@@ -140,8 +140,8 @@ def _in_order(
 
 def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
     """Add blocks' possible sizes to a script, and requests for blocks that are not in it."""
-    takes = [(time, number) for time, action, number in script.steps if action == "take"]
-    times = [time for time, _ in takes]
+    allocations = [(time, number) for time, action, number in script.steps if action == "allocate"]
+    times = [time for time, _ in allocations]
     by_address: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
     for own, number in script.numbers.items():
         by_address[own.address].append((own.time, number))
@@ -159,7 +159,7 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
         elif block.usual:
             begin = bisect_right(times, block.time - CLOCKS)
             sizes = {unit * block.usual for unit in UNITS}
-            for _, number in takes[begin : begin + 64]:
+            for _, number in allocations[begin : begin + 64]:
                 if number not in used and script.requests[number].size in sizes:
                     break
             else:
@@ -170,7 +170,7 @@ def _add_blocks(script: RequestScript, blocks: Sequence[Alternative]) -> None:
             script.requests[number].block = block._replace(least=least, most=most)
         else:
             last = bisect_right(times, block.time + CLOCKS) - 1
-            before = takes[last][1] if last >= 0 else -1
+            before = allocations[last][1] if last >= 0 else -1
             request = script.requests[before] if before >= 0 else Request(0, 0)
             if block.place is not None:
                 request = Request(0, block.place[1])
@@ -186,23 +186,23 @@ def _with_added(steps: list[Step], added: Sequence[tuple[Alternative, int, int]]
     it may be kept with; -1 if there is none.
     """
     times = [time for time, _, _ in steps]
-    given = {number: at for at, (_, action, number) in enumerate(steps) if action == "give"}
+    frees = {number: at for at, (_, action, number) in enumerate(steps) if action == "free"}
     placed = [((at, inf, 2), step) for at, step in enumerate(steps)]
     """steps with sort keys: index of the old step that follows, time, and order"""
     for block, number, other in added:
         at, until = bisect_right(times, block.time), bisect_right(times, block.ended)
         is_call = block.use in {"in use", "planned"}  # the call ends before the next call
-        placed.append(((at, block.time, 0 if is_call else 1), (block.time, "take", number)))
+        placed.append(((at, block.time, 0 if is_call else 1), (block.time, "allocate", number)))
         if is_call:
-            placed.append(((at, block.time, 0), (block.time, "give", number)))
-        elif block.use == "kept" and other >= 0 and given.get(other, len(steps)) >= until:
-            if other in given:
-                end = given[other]
-                placed.append(((end + 1, -inf, 1), (times[end], "give", number)))
+            placed.append(((at, block.time, 0), (block.time, "free", number)))
+        elif block.use == "kept" and other >= 0 and frees.get(other, len(steps)) >= until:
+            if other in frees:
+                end = frees[other]
+                placed.append(((end + 1, -inf, 1), (times[end], "free", number)))
         elif block.use == "passing":  # the call ends before the next step
             if at < len(steps):
-                placed.append(((at, inf, 1), (times[at], "give", number)))
+                placed.append(((at, inf, 1), (times[at], "free", number)))
         else:
-            placed.append(((until, block.ended, 2), (block.ended, "give", number)))
+            placed.append(((until, block.ended, 2), (block.ended, "free", number)))
     placed.sort(key=lambda entry: entry[0])
     return [step for _, step in placed]

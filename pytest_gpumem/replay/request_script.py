@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.meter.out_of_memory import is_out_of_memory
-from pytest_gpumem.recording.allocator_log import GIVEN, TAKEN, AllocatorLog
+from pytest_gpumem.recording.allocator_log import RELEASING, RESERVING, AllocatorLog
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -54,9 +54,9 @@ class RequestScript:
     log: AllocatorLog
     requests: list[Request] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    """time, action, and number of a request: "take" (allocate), "give" (free); "give late" frees a
-    block that another stream used; "release" empties the cache, "settle" settles the allocator as
-    the measurement does; "end pool" has an index in ``pools``"""
+    """time, action, and number of a request. "free late" frees a block that another stream used;
+    "release" empties the cache, "settle" settles the allocator as the measurement does; "end pool"
+    has an index in ``pools``"""
     pools: list[Pool] = field(default_factory=list)
     """private pools that released their memory"""
     late: dict[int, float] = field(default_factory=dict)
@@ -90,20 +90,20 @@ class RequestScript:
             time, action = event["time_us"], event["action"]
             while spans and spans[0].end < time:
                 script._end_own_work(spans.pop(0), recording)
-            pool = _pool_of(event, left) if action in GIVEN else SHARED
+            pool = _pool_of(event, left) if action in RELEASING else SHARED
             if pool not in {SHARED, *script.pools[-1:]}:  # a private pool released its memory
                 script.steps.append((time, "end pool", len(script.pools)))
                 script.pools.append(pool)
-            if (block := log.taken_back.get(at)) in script.numbers:
-                script.steps.append((time, "give", script.numbers[block]))
+            if (block := log.completed_frees.get(at)) in script.numbers:
+                script.steps.append((time, "free", script.numbers[block]))
             elif spans and spans[0].start <= time:  # this package's own work
                 continue
             elif action == "alloc":
                 number = script.numbers[log.allocated[at]] = len(script.requests)
                 request = Request(event["size"], event["stream"], _pool_of(event, left))
                 script.requests.append(request)
-                script.steps.append((time, "take", number))
-            elif action in GIVEN and not (retried and _is_retry(log, at)):
+                script.steps.append((time, "allocate", number))
+            elif action in RELEASING and not (retried and _is_retry(log, at)):
                 release = (time, "release", 0)  # one for all segments released at that time
                 script.steps += [release] * (script.steps[-1:] != [release])
             script.refused |= action == "oom"
@@ -122,13 +122,13 @@ class RequestScript:
         """
         times = [time for time, _, _ in self.steps]
         given = {
-            number: at for at, (_, action, number) in enumerate(self.steps) if action == "give"
+            number: at for at, (_, action, number) in enumerate(self.steps) if action == "free"
         }
         ends: list[Step] = []
         for number, latest in self.late.items():
             began = given[number]
             last = max(bisect_right(times, latest) - 1, began)
-            ends.append((times[began + int(share * (last - began))], "give late", number))
+            ends.append((times[began + int(share * (last - began))], "free late", number))
         return sorted([*self.steps, *ends], key=lambda step: step[0])
 
 
@@ -147,7 +147,7 @@ def _pool_of(event: dict[str, Any], left: list[tuple[int, int, Pool]]) -> Pool:
 def _is_retry(log: AllocatorLog, at: int) -> bool:
     """Return whether the allocator emptied its cache for the next request."""
     following = (log.events[index]["action"] for index in range(at, len(log.events)))
-    return next((action for action in following if action not in GIVEN), "") in TAKEN
+    return next((action for action in following if action not in RELEASING), "") in RESERVING
 
 
 class ServedRequests:
@@ -161,7 +161,7 @@ class ServedRequests:
         self.living: dict[int, int] = {}
         """the address of each block"""
 
-    def take(self, number: int, size: int, stream: int) -> bool:
+    def allocate(self, number: int, size: int, stream: int) -> bool:
         """Allocate a block for a request; return whether it fitted."""
         try:
             address = self._allocator.caching_allocator_alloc(size, self._device, stream)
@@ -172,11 +172,11 @@ class ServedRequests:
         self.living[number] = int(address)
         return True
 
-    def give(self, number: int) -> None:
+    def free(self, number: int) -> None:
         """Free a request's block."""
         self._allocator.caching_allocator_delete(self.living.pop(number))
 
-    def give_all(self) -> None:
+    def free_all(self) -> None:
         """Free all blocks."""
         for number in list(self.living):
-            self.give(number)
+            self.free(number)

@@ -277,7 +277,7 @@ class _Stage:
 
     def end(self) -> None:
         """Release what the replay allocated, and restore the device's size and cap."""
-        self._served.give_all()
+        self._served.free_all()
         self._plugs.release()
         self._pools.clear()
         VIEW.empty_cache()
@@ -298,7 +298,7 @@ class _Stage:
                 timeline += [(span.start, 0, part), (span.end, 2, part)]
         timeline.sort(key=lambda entry: entry[:2])
         self._peaks = dict.fromkeys(windows, Peak(0, 0))
-        keeps_late = {number for _, action, number in steps if action == "give late"}
+        keeps_late = {number for _, action, number in steps if action == "free late"}
         VIEW.reset_peaks(self._device)
         for _, kind, subject in timeline:
             if kind == 1:
@@ -325,14 +325,14 @@ class _Stage:
         VIEW.reset_peaks(self._device)
 
     def _step(self, action: str, number: int, keeps_late: Collection[int]) -> None:
-        if action == "take":
+        if action == "allocate":
             self._serve_request(number, is_late=number in keeps_late)
-        elif action == "give" and number in self._streamed:
+        elif action == "free" and number in self._streamed:
             self._fold()
             self._waiting[number] = self._streamed.pop(number)
-        elif action == "give" and number in self._served.living:
+        elif action == "free" and number in self._served.living:
             self._give(number)
-        elif action == "give late" and number in self._waiting:
+        elif action == "free late" and number in self._waiting:
             self._end_waiting([number])
         elif action == "end pool":
             self._pools.pop(self._script.pools[number], None)
@@ -393,13 +393,13 @@ class _Stage:
             self._streams[request.stream] = handle.value
         stream = self._streams[request.stream]
         if request.pool == SHARED:
-            return self._served.take(number, size, stream)
+            return self._served.allocate(number, size, stream)
         if request.pool not in self._pools:
             with self._torch.cuda.device(self._device):
                 self._pools[request.pool] = self._torch.cuda.MemPool()
         try:
             with self._torch.cuda.use_mem_pool(self._pools[request.pool], self._device):
-                return self._served.take(number, size, stream)
+                return self._served.allocate(number, size, stream)
         except RuntimeError as error:  # torch 2.7 with expandable segments
             raise NoRangeError(NO_POOLS) from error
 
@@ -414,7 +414,7 @@ class _Stage:
         VIEW.reset_peaks(self._device)
 
     def _give(self, number: int) -> None:
-        self._served.give(number)
+        self._served.free(number)
         if number in self._uncounted:
             self._uncounted.remove(number)
             if not self._uncounted:  # uncounted requests still fill the cache

@@ -126,13 +126,13 @@ def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
     for origin in origins:
         by_folder[origin.folder].append(origin)
     for members in by_folder.values():
-        telling = [
+        complete = [
             (frozenset(origin.collected), frozenset(origin.unseen))
             for origin in members
             if not origin.partial
         ]
-        for key in frozenset().union(*(unseen for _, unseen in telling)):
-            if all(key in unseen for collected, unseen in telling if key.module in collected):
+        for key in frozenset().union(*(unseen for _, unseen in complete)):
+            if all(key in unseen for collected, unseen in complete if key.module in collected):
                 stale.add(key)
     return tuple(sorted(stale, key=lambda key: (key.nodeid, key.device)))
 

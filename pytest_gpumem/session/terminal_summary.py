@@ -223,8 +223,8 @@ def _next_steps(
     results: Sequence[Result], width: int, *, updating: bool, arguments: Sequence[str]
 ) -> list[Line]:
     """Return lines on tests without baseline and limit, and the commands that record baselines."""
-    unheld = session_words.unheld_sentence(results)
-    lines = _told(printable(unheld), width) if unheld else []
+    unguarded = session_words.unguarded_sentence(results)
+    lines = _told(printable(unguarded), width) if unguarded else []
     command = session_words.next_command(results, updating=updating, arguments=arguments)
     if command:
         words = StyledText(printable(str(command)), "command")

@@ -89,9 +89,9 @@ class Exchange:
             whether this rank has the results of all.
         """
         if not self.reports:
-            self.give(results.to_plain())
+            self.send(results.to_plain())
             return False
-        results.join(self.take(), shrinkage_fails=shrinkage_fails)
+        results.join(self.receive(), shrinkage_fails=shrinkage_fails)
         elsewhere = self.rank.elsewhere
         if elsewhere:
             results.problems.append(
@@ -110,11 +110,11 @@ class Exchange:
         else:
             self.wait_until_done()
 
-    def give(self, data: dict[str, Any]) -> None:
+    def send(self, data: dict[str, Any]) -> None:
         """Write this rank's results, as plain data, for the first rank."""
         self._write(self._file("result"), data)
 
-    def take(self) -> dict[int, dict[str, Any] | None]:
+    def receive(self) -> dict[int, dict[str, Any] | None]:
         """Wait for the results of this machine's other ranks; None for a rank that sent none."""
         results = {}
         for rank in self.rank.peers:

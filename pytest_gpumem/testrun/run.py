@@ -338,8 +338,8 @@ class Run:
         self.parts.clear()
         self.device.values.renew()
         CHILDREN.forget_ended()
-        taken = [fixture.known for fixture in self.fixtures.used]
-        self.meter.restart(record=record, at_moment=at_moment, taken=taken)
+        reused = [fixture.known for fixture in self.fixtures.used]
+        self.meter.restart(record=record, at_moment=at_moment, reused=reused)
 
     def lift_limits(self) -> None:
         """Lift every limit, to find how much memory a step needs."""

@@ -71,9 +71,9 @@ class WideFixture:
 
     def suits(self, devices: tuple[str, int]) -> bool:
         """Return whether a test on these devices can use the fixture, with the same memory."""
-        asked_for = [stage.then for stage in self.stages if stage.then and stage.then.stages]
+        requested = [stage.then for stage in self.stages if stage.then and stage.then.stages]
         same = self.devices == devices or not self.stages
-        return self.is_live and same and all(fixture.suits(devices) for fixture in asked_for)
+        return self.is_live and same and all(fixture.suits(devices) for fixture in requested)
 
     def forget(self) -> None:
         """Mark the fixture as torn down; forget its tensors, which may be garbage from now on."""
@@ -97,14 +97,14 @@ class _SetUp:
         self._stack = ExitStack()
         self._tally = self._stack.enter_context(self._meter.part())
 
-    def pause(self, asked_for: WideFixture | None = None) -> None:
+    def pause(self, requested: WideFixture | None = None) -> None:
         """End a stage: the set-up requests another fixture, or has ended."""
         self._stack.close()
         self._meter.settle_again()
         self._paused_at = self._meter.counted()
         peaks = list(map(minus, self._tally.peaks, self._base))
         held = list(map(minus, self._paused_at, self._base))
-        self.stages.append(SetUpStage(peaks, held, asked_for))
+        self.stages.append(SetUpStage(peaks, held, requested))
 
 
 class WideFixtures:
@@ -166,22 +166,22 @@ class WideFixtures:
             self._meter.settle_again()
             yield
             return
-        asking = self._set_ups[-1]
-        asking.pause(fixture)
+        requesting = self._set_ups[-1]
+        requesting.pause(fixture)
         try:
             yield
         finally:
-            asking.resume()
+            requesting.resume()
 
-    def _replay(self, fixture: WideFixture, held_by_asking: Sequence[Peak]) -> None:
-        """Count a set-up's stages on top of the memory held now and ``held_by_asking``.
+    def _replay(self, fixture: WideFixture, held_by_requesting: Sequence[Peak]) -> None:
+        """Count a set-up's stages on top of the memory held now and ``held_by_requesting``.
 
-        ``held_by_asking`` is the memory of the fixtures that request this one: not counted yet.
+        ``held_by_requesting`` is the memory of the fixtures that request this one: not counted yet.
         """
         self.used.append(fixture)
         for stage in fixture.stages:
-            held = map(plus, self._meter.counted(), held_by_asking)
+            held = map(plus, self._meter.counted(), held_by_requesting)
             self._meter.consider(list(map(plus, held, stage.peaks)))
             if stage.then is not None and stage.then not in self.used:
-                self._replay(stage.then, list(map(plus, held_by_asking, stage.held)))
+                self._replay(stage.then, list(map(plus, held_by_requesting, stage.held)))
         self._meter.adopt(fixture.held, fixture.known)

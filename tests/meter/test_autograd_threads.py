@@ -216,7 +216,9 @@ def test_a_pass_through_a_pass_has_the_same_order_whatever_ran_before(device):
     step()
     threads = autograd_threads
     number = torch._C._autograd._get_sequence_nr() + 1000  # the device's thread is ahead
-    threads._run_apart(lambda: threads._on_threads({0}, lambda: threads._make_nodes(number)))
+    threads._run_on_new_thread(
+        lambda: threads._on_threads({0}, lambda: threads._make_nodes(number))
+    )
     first = peak()
     leaf = torch.empty(0, requires_grad=True)
     for _ in range(2000):  # now this one is, as after a test that made no such graph

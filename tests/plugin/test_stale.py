@@ -75,12 +75,12 @@ def test_reports_say_what_was_collected():
         ("c.py", "passed"),
         ("c.py::TestX", "skipped"),
     ):
-        collection.take(nodeid, outcome)
+        collection.record(nodeid, outcome)
     assert collection.skipped == {"b.py", "c.py"}
     assert collection.files >= {"a.py", "c.py"}
     assert collection.partial == ""
-    collection.take("d.py", "failed")
-    collection.take("e.py", "failed")
+    collection.record("d.py", "failed")
+    collection.record("e.py", "failed")
     assert collection.partial == "d.py could not be collected"
 
 

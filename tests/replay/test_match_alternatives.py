@@ -84,7 +84,7 @@ def test_a_share_of_a_wait_is_one_of_the_requests_and_of_no_time(share, place, s
     history = f"A0 1, F0 10, C0 20, A1 21, A2 30, A3 {last}, A4 {last + 10}"
     script = script_of(history, (10.5, 19.5), awaited=last + 5)
     steps = [(action, number) for _, action, number in script.steps_with_waits(share)]
-    assert steps.index(("give late", 0)) - steps.index(("give", 0)) - 1 == place
+    assert steps.index(("free late", 0)) - steps.index(("free", 0)) - 1 == place
 
 
 def test_workspaces_of_calls_at_one_time_are_there_one_after_the_other():
@@ -94,7 +94,7 @@ def test_workspaces_of_calls_at_one_time_are_there_one_after_the_other():
     timed = [Alternative(10, "spanning", 0, 0, 0, MIB, ended=10, place=(0, 7))] * 2
     add_alternatives(script, [*calls, *timed], [])
     assert [(action, number) for _, action, number in script.steps] == [
-        *(("take", 0), ("take", 2), ("give", 2), ("take", 3), ("give", 3)),
-        *(("take", 4), ("take", 5), ("give", 4), ("give", 5), ("take", 1)),
+        *(("allocate", 0), ("allocate", 2), ("free", 2), ("allocate", 3), ("free", 3)),
+        *(("allocate", 4), ("allocate", 5), ("free", 4), ("free", 5), ("allocate", 1)),
     ]
     assert [request.stream for request in script.requests[4:]] == [7, 7]

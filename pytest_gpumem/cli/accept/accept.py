@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baselines.file_format import check, encode
-from pytest_gpumem.baselines.paths import Key, device_keys, not_written_is_told
+from pytest_gpumem.baselines.paths import Key, baseline_error_on_write, device_keys
 from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore, NewBaseline, checked_file
 from pytest_gpumem.cli.accept.download import downloaded
 from pytest_gpumem.cli.accept.expression import chooser
@@ -438,10 +438,10 @@ def write_all(updates: Mapping[BaselineStore, Iterable[NewBaseline]]) -> list[Pa
                     file, _, changed = store.revise(group)
                     if changed:
                         path, name = store.path(*key), f"{TEMPORARY}-{len(written)}"
-                        with not_written_is_told(path):
+                        with baseline_error_on_write(path):
                             written[path] = NewContent(path, [encode(file)], name)
             for path, new in written.items():
-                with not_written_is_told(path):
+                with baseline_error_on_write(path):
                     new.replace()
         finally:
             for new in written.values():

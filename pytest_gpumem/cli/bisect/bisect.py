@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.cli.bisect.candidates import releases_between
 from pytest_gpumem.cli.bisect.halving import Halving
-from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionQuestion
+from pytest_gpumem.cli.bisect.trials import SkippedError, Trials, VersionTests
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, add_device_argument, write_json
 from pytest_gpumem.cli.recorded.change_list import table
 from pytest_gpumem.cli.recorded.changes import Changes, pair_entries
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         require_replaceable(arguments.json, BEGINNING, f"--json={arguments.json}")
     package, good, bad, tests = parse_words(arguments)
     how = arguments.device, arguments.light, tuple(arguments.as_of)
-    question = VersionQuestion(package, tests, tuple(arguments.requirements), *how)
+    question = VersionTests(package, tests, tuple(arguments.requirements), *how)
     candidates = releases_between(package, good, bad)
     trials = Trials(question, Path(FOLDER).absolute(), timeout=arguments.timeout)
     trials.begin(fresh=arguments.fresh)
@@ -188,7 +188,7 @@ class Bisection:
         """Try both ends, then bisect the versions between them."""
         versions = self.versions
         search = Halving(versions)
-        _tell_user(
+        _print_progress(
             f"{len(versions)} releases of {self.package} from {versions[0]} to {versions[-1]}: "
             f"at most {search.trials_left + 2} to try; reports and logs are kept in "
             f"{self.trials.folder}"
@@ -199,7 +199,7 @@ class Bisection:
         if followed is None:
             first, last = versions[0], versions[-1]
             head = f"nothing grew between {self.package} {first} and {last}"
-            self._write_answer({"found": None})
+            self._write_result({"found": None})
             return Outcome(f"{head}\n\n{self._table(first, last)}", FOUND)
         low, high = (self._value(version, followed) for version in (versions[0], versions[-1]))
         limit = (low + high) / 2
@@ -212,7 +212,7 @@ class Bisection:
                 value = self._value(version, followed)
             except SkippedError as reason:
                 search.skipped.add(index)
-                _tell_user(f"  {version}: skipped, {reason}")
+                _print_progress(f"  {version}: skipped, {reason}")
                 continue
             is_bad = value > limit if limit < OUT_OF_MEMORY else value == OUT_OF_MEMORY
             search.note(index, is_bad=is_bad)
@@ -221,7 +221,7 @@ class Bisection:
 
     def _try(self, version: str) -> None:
         if not self.trials.is_known(version):
-            _tell_user(f"  {version}: installing and running its tests")
+            _print_progress(f"  {version}: installing and running its tests")
         results = self.trials.report(version).results
         self.figures[version] = VersionFigures(*measured_entries(results))
 
@@ -243,7 +243,7 @@ class Bisection:
 
     def _tell_trial(self, version: str, followed: Followed, *, is_bad: bool) -> None:
         value = _size(self._value(version, followed))
-        _tell_user(f"  {version}: {value}, {'bad' if is_bad else 'good'}")
+        _print_progress(f"  {version}: {value}, {'bad' if is_bad else 'good'}")
 
     def _answer(self, search: Halving, followed: Followed) -> Outcome:
         good, bad = self.versions[search.last_good], self.versions[search.first_bad]
@@ -264,7 +264,7 @@ class Bisection:
             "bytes_found": new_size,
             "cause": change.cause,
         }
-        self._write_answer(answer, search.untried)
+        self._write_result(answer, search.untried)
         lines = []
         if search.untried:
             skipped = ", ".join(search.untried)
@@ -284,7 +284,7 @@ class Bisection:
         blocks += self._further_growth(good, bad, followed)
         return Outcome("\n\n".join(blocks), OK)
 
-    def _write_answer(self, answer: Mapping[str, object], untried: Sequence[str] = ()) -> None:
+    def _write_result(self, answer: Mapping[str, object], untried: Sequence[str] = ()) -> None:
         """Write the result to the file of ``--json``; a size of None means out of memory."""
         if self.arguments.json is None:
             return
@@ -351,7 +351,7 @@ def _more(low: float, high: float) -> str:
     return "the rest" if high == OUT_OF_MEMORY else f"+{format_size(int(high - low))}"
 
 
-def _tell_user(line: str) -> None:
+def _print_progress(line: str) -> None:
     """Print a line of progress; callers indent lines on single versions."""
     head = "" if line.startswith(" ") else "gpumem bisect: "
     print(f"{head}{printable(line)}", file=sys.stderr, flush=True)  # noqa: T201 - as it goes

@@ -106,22 +106,22 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
 
 def release_of_the_day(package: str, version: str, neighbour: str) -> str:
     """Return the newest release of ``neighbour`` up to a day after a release of ``package``."""
-    asked = f"--as-of {neighbour}"
-    dates = _upload_times(package, asked)
+    given = f"--as-of {neighbour}"
+    dates = _upload_times(package, given)
     uploaded = dates.get(Version(version))
     if uploaded is None:
         problem = "the index does not tell when this release was uploaded"
         remedy = f"leave out this option, and pin a release: --with '{neighbour}==1.0'"
-        raise SpecError(f"{asked} {package} {version}", problem, remedy)
+        raise SpecError(f"{given} {package} {version}", problem, remedy)
     earlier = [
         release
-        for release, when in _upload_times(neighbour, asked).items()
+        for release, when in _upload_times(neighbour, given).items()
         if when <= uploaded + LATER
     ]
     finals = [release for release in earlier if not release.is_prerelease]
     if not earlier:
         raise SpecError(
-            asked,
+            given,
             f"{neighbour} had no release when {package} {version} was uploaded "
             f"({uploaded:%Y-%m-%d})",
             "leave out this option",
@@ -130,7 +130,7 @@ def release_of_the_day(package: str, version: str, neighbour: str) -> str:
 
 
 @cache
-def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
+def _upload_times(package: str, given: str) -> dict[Version, datetime]:
     """Return when each release was first uploaded; yanked files do not count."""
     named = os.environ.get("PIP_INDEX_URL", "")
     if not named:
@@ -143,7 +143,7 @@ def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
             files = json.load(answer)["files"]
     except (OSError, ValueError, KeyError) as error:
         raise SpecError(
-            asked,
+            given,
             f"the package index does not tell upload times at {address} ({error})",
             "connect to the network, set PIP_INDEX_URL to an index that tells them, as PyPI does, "
             "or leave out this option",

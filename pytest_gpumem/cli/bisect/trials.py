@@ -34,7 +34,7 @@ class SkippedError(Exception):
 
 
 @dataclass(frozen=True)
-class VersionQuestion:
+class VersionTests:
     """The tests to run with each version, and the packages to install with it."""
 
     package: str
@@ -52,8 +52,8 @@ class VersionQuestion:
     def slug(self) -> str:
         """A folder name for the reports, which changes if the tests are edited."""
         package = re.sub(r"\W+", "-", self.package).strip("-")
-        asked = repr((self.package, self.tests, self.requirements, self.device))
-        digest = hashlib.sha256(f"{asked}{self.as_of or ''}".encode())
+        settings = repr((self.package, self.tests, self.requirements, self.device))
+        digest = hashlib.sha256(f"{settings}{self.as_of or ''}".encode())
         for argument in self.tests:
             path = Path(argument.partition("::")[0])
             files = [path] if path.is_file() else []
@@ -71,7 +71,7 @@ class VersionQuestion:
 class Trials:
     """Runs the tests with one version after another, and stores each report in a file."""
 
-    def __init__(self, question: VersionQuestion, folder: Path, *, timeout: float) -> None:
+    def __init__(self, question: VersionTests, folder: Path, *, timeout: float) -> None:
         self._question = question
         self.folder = folder / question.slug
         """folder with the reports and logs of these tests"""

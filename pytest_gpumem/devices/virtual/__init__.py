@@ -109,7 +109,7 @@ def unused_cause(path: Path, root: Path) -> str:
         return CPU_LIBRARY
     if device is None or device.shown_always:
         return ""
-    question = device.question_of(path, root)
+    question = device.lookup_of(path, root)
     if question is None:
         return (
             "; if a file calls torch.cuda.is_available() at its top, the answer is False, because "

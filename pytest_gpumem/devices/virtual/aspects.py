@@ -44,7 +44,7 @@ class Aspects:
         hide_from_compiler()
         install_hooks()
 
-    def take_versions(self, torch: ModuleType, stubs: Sequence[str]) -> None:
+    def read_versions(self, torch: ModuleType, stubs: Sequence[str]) -> None:
         """Read CUDA's and cuDNN's versions from torch, which has just been imported.
 
         Args:
@@ -71,7 +71,7 @@ class Aspects:
 
     def begin(self) -> None:
         """Begin a run: reset the state of the previous one."""
-        self.workspaces.take("usual")
+        self.workspaces.assume_sizes("usual")
         self.workspaces.begin()
         self._compilation.begin()
         self._library.forget_managed_peak()

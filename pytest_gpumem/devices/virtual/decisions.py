@@ -56,9 +56,9 @@ class Guesses:
     """Counts, per line, the unknown values (or the assumed ones) that a program branched on."""
 
     lines: Counter[Site] = field(default_factory=Counter)
-    taken: Counter[Site] = field(default_factory=Counter)
+    selected: Counter[Site] = field(default_factory=Counter)
     """per line: the number of rows or elements that operators selected by such values"""
-    offered: Counter[Site] = field(default_factory=Counter)
+    candidates: Counter[Site] = field(default_factory=Counter)
     """per line: the number of rows or elements that operators selected from"""
     unseen: dict[object, Site] = field(default_factory=dict)
     """the line of each read of an integer whose use was not seen, and which may have become a
@@ -76,15 +76,15 @@ class Guesses:
         """Return the lines as text, data-dependent sizes first; "" if no line is known."""
         sites = sorted(
             (site for site, _ in self.all_lines().most_common() if site[0]),
-            key=lambda site: site not in self.offered,
+            key=lambda site: site not in self.candidates,
         )
         named = []
         for site in sites[:MAX_SITES]:
             line = f"{shown_path(site[0], root)}:{site[1]}"
             if site[2]:
                 line += f" through {site[2]}"
-            if site in self.offered:
-                line = f"{self.taken[site]:,} of {self.offered[site]:,} taken at {line}"
+            if site in self.candidates:
+                line = f"{self.selected[site]:,} of {self.candidates[site]:,} taken at {line}"
             named.append(line)
         unnamed = len(sites) - MAX_SITES
         also = f" and {unnamed} more" if unnamed > 0 else ""
@@ -95,22 +95,22 @@ class Guesses:
         return [
             (
                 str(Path(site[0]).absolute()) if site[0] else "",
-                *(site[1], site[2], count, self.taken[site], self.offered[site]),
+                *(site[1], site[2], count, self.selected[site], self.candidates[site]),
             )
             for site, count in self.all_lines().items()
         ]
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add the counts of another process."""
-        for filename, line, within, count, taken, offered in rows:
+        for filename, line, within, count, selected, candidates in rows:
             site = filename, line, within
             self.lines[site] += count
-            if offered:
-                self.taken[site] += taken
-                self.offered[site] += offered
+            if candidates:
+                self.selected[site] += selected
+                self.candidates[site] += candidates
 
 
-class _Here(threading.local):
+class _ReadPurpose(threading.local):
     """The purpose of this thread's reads."""
 
     purpose = ""
@@ -137,7 +137,7 @@ class Decisions:
         """
         self._set_endless = set_endless
         self._max_read = max_read
-        self.here = _Here()
+        self.here = _ReadPurpose()
         self.computes = False
         """whether values are computed, so that every operator is seen"""
         self.answered = False
@@ -242,19 +242,19 @@ class Decisions:
         Raises:
             DeviceError: the branching loop would not end.
         """
-        asking = frame = sys._getframe(1)
-        while asking.f_back is not None and asking.f_code.co_filename.startswith(OWN_FOLDER):
-            asking = asking.f_back
-        code = asking.f_code
+        caller = frame = sys._getframe(1)
+        while caller.f_back is not None and caller.f_code.co_filename.startswith(OWN_FOLDER):
+            caller = caller.f_back
+        code = caller.f_code
         if code.co_name == "__init__" and OPTIMIZERS in code.co_filename:
             return  # an optimizer's constructor checks its arguments; no figure depends on it
-        while asking.f_back is not None and asking.f_code.co_filename.endswith(SCALER):
+        while caller.f_back is not None and caller.f_code.co_filename.endswith(SCALER):
             # Zero means that no gradient overflowed, as in a normal training step: the optimizer
             # steps. No shape depends on it.
-            if asking.f_code.co_name == "_maybe_opt_step":
+            if caller.f_code.co_name == "_maybe_opt_step":
                 self._any_overflow = True
                 return
-            asking = asking.f_back
+            caller = caller.f_back
         site = site_of_read(frame)
         guesses.lines[site] += 1
         if site[0] and guesses.lines[site] >= self._max_read:
@@ -266,19 +266,19 @@ class Decisions:
                 "`if gpu_memory.computes:`, or limit its iterations",
             )
 
-    def seen_taken(self, taken: int, offered: int, counts: tuple[int, int]) -> None:
+    def seen_selection(self, selected: int, candidates: int, counts: tuple[int, int]) -> None:
         """Record how many rows or elements an operator selected by uncomputed values.
 
         Args:
             selected: the number of rows or elements of its output.
-            total: the number that it selected from.
+            candidates: the number that it selected from.
             counts: the value of ``counts`` before the operator ran.
         """
         site = site_of_read(sys._getframe(1))
         if site[0]:
             guesses = self._unknown if self.counts[0] > counts[0] else self._assumed
-            guesses.taken[site] += taken
-            guesses.offered[site] += offered
+            guesses.selected[site] += selected
+            guesses.candidates[site] += candidates
 
     def notes(self, root: Path) -> list[str]:
         """Return sentences on the counted values; file names are relative to ``root``."""

@@ -35,7 +35,7 @@ from pytest_gpumem.devices.virtual.gpu_choices import cublas_workspace
 from pytest_gpumem.devices.virtual.inherited import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.missing_libraries import supply_missing_libraries
-from pytest_gpumem.devices.virtual.visibility import Curtain, Question
+from pytest_gpumem.devices.virtual.visibility import DeviceVisibility, GpuLookup
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size
@@ -146,7 +146,7 @@ class VirtualDevice(Device):
         self.library = library
         self.card = card
         self._torch: ModuleType | None = None
-        self._curtain: Curtain | None = None
+        self._visibility: DeviceVisibility | None = None
         self._opened_card: Card | None = None
         self._opened_count = 0
         """number of open devices; 0: none"""
@@ -229,22 +229,22 @@ class VirtualDevice(Device):
         if self._torch is not None:
             self.close()
 
-    def question_of(self, path: Path, root: Path) -> Question | None:
+    def lookup_of(self, path: Path, root: Path) -> GpuLookup | None:
         """Return the project's line that looked for GPUs while the virtual GPU was hidden, or None.
 
         Args:
             path: the test's file, whose own lines are preferred.
             root: the project's folder; packages installed inside it do not count.
         """
-        if self._curtain is None or self.shown_always:
+        if self._visibility is None or self.shown_always:
             return None
-        return self._curtain.question_of(path, root)
+        return self._visibility.lookup_of(path, root)
 
     def _imported(self, torch: ModuleType) -> None:
         self._torch = torch
-        self._curtain = Curtain(torch)
+        self._visibility = DeviceVisibility(torch)
         if torch.version.cuda:
-            self._aspects.take_versions(torch, self.stubs)
+            self._aspects.read_versions(torch, self.stubs)
         # In benchmark mode a test must not get the plan that PyTorch cached for an earlier test.
         # (If a convolution ran before, the cache stays on: the first one makes PyTorch read its
         # limit.)
@@ -287,7 +287,7 @@ class VirtualDevice(Device):
         require_possible(count)
         import torch
 
-        if self._curtain is None:
+        if self._visibility is None:
             raise DeviceError(WHAT, "torch was not imported as usual", "please report this")
         if not torch.version.cuda:
             raise DeviceError(
@@ -422,8 +422,8 @@ class VirtualDevice(Device):
 
     def _show(self, count: int) -> None:
         self.library.show(count)
-        if self._curtain is not None:
-            self._curtain.show(count)
+        if self._visibility is not None:
+            self._visibility.show(count)
 
     def _keeps_total(self) -> bool:
         """Return whether PyTorch caches the first total memory that it read, by allocating."""

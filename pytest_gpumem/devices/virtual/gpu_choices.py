@@ -51,7 +51,7 @@ class GpuChoices:
         self._questions_before = self._library.guesses()
         self._library.forget_allocator_events()
 
-    def take(self, end: RangeEnd) -> None:
+    def assume_sizes(self, end: RangeEnd) -> None:
         """Assume the usual, the smallest or the largest size of each range from now on.
 
         A test runs with the usual sizes; benchmarks run a step at both ends of its range.
@@ -173,5 +173,5 @@ def chosen_workspace() -> int:
     """Return the bytes of cuBLAS's workspace on the current device."""
     import torch
 
-    ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
-    return int(ask()) if ask else cublas_workspace(torch.cuda.get_device_capability())
+    get_size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
+    return int(get_size()) if get_size else cublas_workspace(torch.cuda.get_device_capability())

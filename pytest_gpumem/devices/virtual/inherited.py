@@ -111,7 +111,7 @@ class InheritedGpu:
             library, torch = NativeLibrary(), sys.modules["torch"]
             library.set_kernel_architectures(torch)
             aspects = Aspects(library)
-            aspects.take_versions(torch, self._stubs)
+            aspects.read_versions(torch, self._stubs)
             aspects.install()
             aspects.values.initial = os.environ.get(VALUES, "off")  # type: ignore[assignment]
             self._stack.enter_context(aspects.values.running())

@@ -55,7 +55,7 @@ COMPILERS_ANSWERS: Final = (
 _CACHED: Final = type(functools.cache(len))
 
 
-class Question(NamedTuple):
+class GpuLookup(NamedTuple):
     """A file that looked for GPUs during its import while none was shown."""
 
     path: str
@@ -70,13 +70,13 @@ class Question(NamedTuple):
         return f"{os.path.relpath(self.path, root)}:{self.line}"
 
 
-class Curtain:
+class DeviceVisibility:
     """Wraps PyTorch's device counts, so that they return the number of visible devices."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._shown = 0
-        self.unanswered: dict[str, Question] = {}
+        self.lookups: dict[str, GpuLookup] = {}
         """for each file's path, the first line that looked for GPUs; a direct call replaces an
         indirect one"""
         self._own_code = (str(Path(torch.__file__ or "").parent), __file__)
@@ -94,9 +94,9 @@ class Curtain:
                 # A module's frame runs during its import, except that of the main program, which is
                 # pytest's own script.
                 if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
-                    earlier = self.unanswered.get(path)
+                    earlier = self.lookups.get(path)
                     if earlier is None or (direct and not earlier.direct):
-                        self.unanswered[path] = Question(path, frame.f_lineno, direct)
+                        self.lookups[path] = GpuLookup(path, frame.f_lineno, direct)
                 direct = direct and not path.startswith("/")  # "<frozen importlib._bootstrap>"
             frame = frame.f_back
         return self._shown
@@ -124,11 +124,11 @@ class Curtain:
             raise RuntimeError(HIDDEN)
         initialise()
 
-    def question_of(self, path: Path, root: Path) -> Question | None:
+    def lookup_of(self, path: Path, root: Path) -> GpuLookup | None:
         """Return what looked for GPUs in a test's file, or else in its project; None if unknown."""
-        if str(path) in self.unanswered:
-            return self.unanswered[str(path)]
-        for question in self.unanswered.values():
+        if str(path) in self.lookups:
+            return self.lookups[str(path)]
+        for question in self.lookups.values():
             place = Path(question.path)
             if place.is_relative_to(root) and not set(place.parts) & set(INSTALLED_CODE):
                 return question

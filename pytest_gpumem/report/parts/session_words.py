@@ -120,7 +120,7 @@ def next_command(
     return None if regressed else any_command.of(arguments)
 
 
-def unheld_sentence(results: Iterable[Result]) -> str:
+def unguarded_sentence(results: Iterable[Result]) -> str:
     """Name the tests that have neither a baseline nor a size limit; "" if there are none.
 
     A test whose part has a baseline or a limit is not named.

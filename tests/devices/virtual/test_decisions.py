@@ -85,10 +85,10 @@ def torch_zeros(size):
 def test_boxes_are_taken_too():
     import torch
 
-    from pytest_gpumem.devices.virtual.values.data_dependent import taken_of
+    from pytest_gpumem.devices.virtual.values.data_dependent import selection_of
 
-    assert taken_of("torchvision::nms", [torch.zeros(9, 4)], torch.arange(3)) == (3, 9)
-    assert taken_of("aten::bincount", [torch.zeros(9)], torch.zeros(3)) is None
+    assert selection_of("torchvision::nms", [torch.zeros(9, 4)], torch.arange(3)) == (3, 9)
+    assert selection_of("aten::bincount", [torch.zeros(9)], torch.zeros(3)) is None
 
 
 def test_a_note_says_how_many_of_how_many_an_operator_took():

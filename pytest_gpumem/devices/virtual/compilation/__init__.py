@@ -54,7 +54,7 @@ class Compilation:
             *compiled_values.WRAPPERS,
             *self._products.wrappers(),
             (compiled_values.FOLDING, partial(compiled_values.with_constants, self._computing)),
-            (triton_launches.LAUNCHES, triton_launches.telling),
+            (triton_launches.LAUNCHES, triton_launches.launch_tracked),
         )
         for patch, make in wrappers:
             IMPORTS.call_after(patch.module, partial(patch.wrap, make=make))

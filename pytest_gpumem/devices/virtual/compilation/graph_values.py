@@ -207,7 +207,7 @@ def call_with_values(
     ):
         return call(compiled, inputs)
     with _without_collections():
-        code = CodeThatRuns(mode, program, inputs, compiled)
+        code = CompiledCall(mode, program, inputs, compiled)
     with code:
         result = call(compiled, inputs)
     with _without_collections():
@@ -240,7 +240,7 @@ def _program_of(mode: ValueMode, compiled: Any) -> GraphProgram | None:
     return program
 
 
-class CodeThatRuns:
+class CompiledCall:
     """A call of compiled code that is running."""
 
     def __init__(
@@ -311,7 +311,7 @@ class CodeThatRuns:
         """Stop tracking which memory kernels write: ``write`` sets their results afterwards."""
         self._mode.count(1)
         Interception.functions.count_opened(1)
-        self._mode.running_here.compiled = self._wants
+        self._mode.running_here.compiled = self._write_reads
 
     def __exit__(self, *error: object) -> None:
         """Track writes again; after an error, all memory that the code may write is unknown."""
@@ -321,7 +321,7 @@ class CodeThatRuns:
         if error[0] is not None:
             self._forget_written()
 
-    def _wants(self, call: OperatorCall) -> bool:
+    def _write_reads(self, call: OperatorCall) -> bool:
         """Write the values that an inner operator reads back; return False if it reads none."""
         traits = call.traits
         if not (
@@ -455,13 +455,13 @@ class _Computation:
         for place in {*program.outputs, *program.changed.values()}:
             value = values.get(place, UNKNOWN)
             if place >= 0 and value is not UNKNOWN and place not in program.inputs:
-                results[place] = self._lasting(value)
+                results[place] = self._copied_if_shared(value)
             elif place in program.inputs and place in program.changed.values():
                 value = self._input_value(place)
                 if value is not UNKNOWN:
-                    results[place] = self._lasting(value)
+                    results[place] = self._copied_if_shared(value)
 
-    def _lasting(self, value: Any) -> Any:
+    def _copied_if_shared(self, value: Any) -> Any:
         """Return a value, copied if it shares memory with an input, which the code may free."""
         if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self._borrowed:
             return value.clone()
@@ -487,7 +487,7 @@ class _Computation:
         values = [self._resolved(Ref(place)) for place in places]
         if all(isinstance(value, Tensor) for value in values):
             order = self._program.order.get(recorded.symbol, -1)
-            reads.append(Read(operator, [*map(self._lasting, values)], order))
+            reads.append(Read(operator, [*map(self._copied_if_shared, values)], order))
 
     def _value_of(self, node: Node) -> Any:
         recorded, traits = node.node, node.traits

@@ -26,7 +26,7 @@ MIN_ADDRESS: Final = 1 << 40
 
 
 @wrapped_by
-def telling(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def launch_tracked(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Launch a kernel, and mark only its arguments as unknown."""
     __tracebackhide__ = True
     mode = current_mode()

@@ -432,7 +432,7 @@ def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
     return [index for index in indices if index.dtype in BYTE_MASKS and index.is_cuda]
 
 
-def taken_of(name: str, args: Sequence[Any], result: Any) -> tuple[int, int] | None:  # noqa: ANN401 - an operator's
+def selection_of(name: str, args: Sequence[Any], result: Any) -> tuple[int, int] | None:  # noqa: ANN401 - an operator's
     """Return how many rows or elements an operator selected, and of how many.
 
     The result is None if it did not select by values.

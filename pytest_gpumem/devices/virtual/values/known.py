@@ -176,7 +176,7 @@ class Assumptions:
         values = torch.rand(tensor.shape, generator=self._generator)
         return (values * 0.9 + 0.05).to(tensor.dtype)
 
-    def are_of_mask(self, call: OperatorCall, result: Tensor) -> bool:
+    def is_mask_with_set_share(self, call: OperatorCall, result: Tensor) -> bool:
         """Return whether a result of assumed inputs is a mask to which the test's share applies."""
         is_mask = result.dtype == torch.bool and result.numel() > 1
         return self.masks_declared and is_mask and call.name not in TRUE_FOR | FALSE_FOR

@@ -15,7 +15,7 @@ from torch import Tensor
 from pytest_gpumem.devices.virtual.decisions import Decisions
 from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions
-from pytest_gpumem.devices.virtual.values.data_dependent import BYTE_MASKS, masks_of, taken_of
+from pytest_gpumem.devices.virtual.values.data_dependent import BYTE_MASKS, masks_of, selection_of
 from pytest_gpumem.devices.virtual.values.dispatch_keys import (
     INCLUDED,
     KEYS,
@@ -55,7 +55,7 @@ from pytest_gpumem.devices.virtual.values.sparse_operators import (
     OpenOperator,
     RunningHere,
     SparseOperators,
-    opens,
+    intercepts_inner,
 )
 
 if TYPE_CHECKING:
@@ -139,7 +139,9 @@ class ValueMode:
         try:
             if wants is not None and not wants(call):  # compiled code reads nothing back
                 return call.op._op(*call.args, **call.kwargs)
-            is_opened = (traits.opened or traits.may_open) and opens(traits, call.inputs())
+            is_opened = (traits.opened or traits.may_open) and intercepts_inner(
+                traits, call.inputs()
+            )
             is_opened = is_opened and traits.op._schema.name not in COPIES
             run = self._run_opened if is_opened else self._run_closed
             if traits.copies and call.copies_floats_to_host():
@@ -179,9 +181,9 @@ class ValueMode:
             if traits.data_dependent:
                 self.after(call)  # last, because it may raise
         if traits.data_dependent and self.decisions.counts != counts:
-            taken = taken_of(call.op._schema.name, call.args, result)
+            taken = selection_of(call.op._schema.name, call.args, result)
             if taken is not None:
-                self.decisions.seen_taken(*taken, counts)
+                self.decisions.seen_selection(*taken, counts)
         self.finish(call, result, plan)
         if here.opened is not None:
             here.opened.end_inner(call, result)
@@ -384,7 +386,7 @@ class ValueMode:
         if plan is None and isinstance(result, Tensor) and is_sparse(result):
             self.finish_opened(call, result, self.sparse.prepared(call), ())
             return
-        if plan is None and self._forgets(call, result):
+        if plan is None and self._defer_or_forget(call, result):
             return
         written = [*filter(is_plain, call.written())]
         outputs = [*filter(is_plain, tensors_in(result))]
@@ -417,7 +419,7 @@ class ValueMode:
             else:
                 self.forget(tensor.data_ptr(), span(tensor))
 
-    def _forgets(self, call: OperatorCall, result: object) -> bool:
+    def _defer_or_forget(self, call: OperatorCall, result: object) -> bool:
         """Defer a single large result or mark it as unknown; return False for other results."""
         if type(result) is not Tensor or result.layout is not torch.strided:
             return False
@@ -476,7 +478,7 @@ class ValueMode:
         for tensor, values in pairs:
             if id(tensor) not in are_fresh:
                 continue
-            if plan.assumed and self.host.assumptions.are_of_mask(call, tensor):
+            if plan.assumed and self.host.assumptions.is_mask_with_set_share(call, tensor):
                 self.host.assume(tensor)
             elif (
                 values is None

@@ -372,10 +372,10 @@ def traits_of(op: OpOverload) -> Traits:
         formula=FORMULAS.get(op._overloadpacket),
         ways=OperatorFlags(0),
     )
-    return traits._replace(ways=_ways_of(traits))
+    return traits._replace(ways=_flags_of(traits))
 
 
-def _ways_of(traits: Traits) -> OperatorFlags:
+def _flags_of(traits: Traits) -> OperatorFlags:
     """Return the native library's flags for an operator."""
     name, arguments = traits.name, traits.op._schema.arguments
     indexes = traits.op._schema.name in INDEXING
@@ -407,7 +407,7 @@ def _ways_of(traits: Traits) -> OperatorFlags:
         (name in ASSUMED, OperatorFlags.ASSUMED),
         (traits.reads_back, OperatorFlags.READS),
         (traits.allocates, OperatorFlags.ALLOCATES),
-        (_is_of_arguments_alone(traits), OperatorFlags.COMPUTES),
+        (_depends_on_arguments_alone(traits), OperatorFlags.COMPUTES),
         (name in PRODUCTS or counts_elements(traits), OperatorFlags.CHEAP),
         (torch.Tag.pointwise not in traits.op.tags, OperatorFlags.THREADS),
         (indexes, OperatorFlags.INDEXES),
@@ -426,7 +426,7 @@ def counts_elements(traits: Traits) -> bool:
     return traits.name not in SORTING | NETWORKS and not traits.name.startswith(SOLVING)
 
 
-def _is_of_arguments_alone(traits: Traits) -> bool:
+def _depends_on_arguments_alone(traits: Traits) -> bool:
     """Return whether an operator's results depend on its arguments alone.
 
     Such an operator either returns new tensors, or writes to its arguments and returns those or

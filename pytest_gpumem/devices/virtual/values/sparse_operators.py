@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     """takes a call and its arguments on the host; returns the result in a tuple, or None if the
     host cannot compute it"""
 
-MAX_STOOD_FOR: Final = 1 << 22
+MAX_REPLACED_VALUES: Final = 1 << 22
 """maximum number of elements in an operator's inputs for computing the indices of its result with
 ones in place of values"""
 
 
-def opens(traits: Traits, inputs: Sequence[Tensor]) -> bool:
+def intercepts_inner(traits: Traits, inputs: Sequence[Tensor]) -> bool:
     """Return whether to intercept the inner operators of an operator on the device.
 
     They are intercepted if the operator takes or creates sparse or nested tensors, or is a Python
@@ -191,7 +191,7 @@ class SparseOperators:
             shape = sparse[0].shape[: sparse[0].sparse_dim()]
             host = over_device_memory(indices[0])
             host_call = HostCall([torch.ops.aten._sparse_coo_tensor_unsafe(host, slim, shape)], {})
-        elif sum(part.numel() for part in call.parts()) > MAX_STOOD_FOR:
+        elif sum(part.numel() for part in call.parts()) > MAX_REPLACED_VALUES:
             return None
         else:
             host_call = self._host_call(call, _of_ones)
@@ -274,7 +274,7 @@ class OpenOperator:
             self._written.clear()
             self._writes = self._library.thread_writes()
         for start, end in () if self._in_python else extents_of(inputs):
-            if not self._tells(start, end):
+            if not self._is_up_to_date(start, end):
                 forget(start, end - start)
 
     def end_inner(self, call: OperatorCall, result: object) -> None:
@@ -282,11 +282,11 @@ class OpenOperator:
         self._writes = self._library.thread_writes()
         self._written += extents_of([*tensors_in(result), *call.written()])
 
-    def _tells(self, start: int, end: int) -> bool:
+    def _is_up_to_date(self, start: int, end: int) -> bool:
         """Return whether known values between two addresses are certainly up to date."""
         if any(first <= start and end <= last for first, last in self.up_to_date()):
             return True
-        return self._outer is not None and self._outer._tells(start, end)
+        return self._outer is not None and self._outer._is_up_to_date(start, end)
 
 
 class RunningHere(threading.local):
