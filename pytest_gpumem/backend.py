@@ -52,7 +52,7 @@ class Backend:
         return str(torch.cuda.get_allocator_backend())
 
     def is_initialized(self) -> bool:
-        """Return whether this process uses devices that it still sees."""
+        """Return whether this process has initialized devices, and they are still visible to it."""
         import torch
 
         # A virtual GPU that was used but is hidden now does not count.
@@ -73,7 +73,7 @@ class Backend:
         return [device for device in devices if bindings._cuda_hasPrimaryContext(device)]
 
     def synchronize(self, device: int | None = None) -> None:
-        """Wait for the kernels of a device; None: the current one.
+        """Wait for the kernels of a device, or of the current one if it is None.
 
         Raises:
             RuntimeError: PyTorch's report of a kernel's error.

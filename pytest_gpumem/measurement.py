@@ -390,7 +390,7 @@ class ServerStart:
     device: int
     """index among the test's devices"""
     total: int = 0
-    """the device's memory, as the server sees it"""
+    """the device's memory, as the server read it"""
     requested: int = 0
     """memory that the server allows itself to use"""
     weights: int = 0

@@ -61,7 +61,7 @@ def pair(monkeypatch, tmp_path):
 
 def test_what_one_gives_the_first_takes(pair):
     first, second = pair
-    threading.Timer(0.2, second.give, [{"a": [1, None]}]).start()
+    threading.Timer(0.2, second.send, [{"a": [1, None]}]).start()
     assert first.receive() == {1: {"a": [1, None]}}
 
 
@@ -78,7 +78,7 @@ def test_what_an_earlier_run_left_is_not_taken(pair):
     first.done()
     first.begin()
     second.begin()
-    threading.Timer(0.2, second.give, [{"new": 1}]).start()
+    threading.Timer(0.2, second.send, [{"new": 1}]).start()
     assert first.receive() == {1: {"new": 1}}
     assert not (first._folder / "done").exists()
 

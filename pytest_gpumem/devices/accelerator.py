@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 OPTION: Final = "accelerator"
 """the value of ``--gpumem-device`` that chooses torch's accelerator"""
 PROBE: Final = MIB
-"""bytes that are allocated to see what the allocator counts"""
+"""bytes to allocate to find out what the allocator counts"""
 DRI: Final = Path("/dev/dri")
 """Linux's folder of GPU device files, including those of Intel's GPUs"""
 OTHERS: Final = ("cuda", "xpu", "mps")
-"""types of accelerators that torch itself supports: a process may have one of these besides the
-accelerator that a package registers"""
+"""types of accelerators that torch itself supports: a process may have one of these in addition to
+the accelerator that a package registers"""
 AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """environment variable; if it is 0, torch does not import the installed backends by itself"""
 
@@ -261,7 +261,7 @@ class AcceleratorDevice(Device):
         return DeviceInfo(device_type, name, total, (0, 0), sm_count=0)
 
     def close(self) -> None:
-        """Use CUDA's figures between marked tests, and let other processes use the device."""
+        """Restore CUDA as the measured backend, and let other processes use the device."""
         if VIEW.backend is self.backend and self._shared:
             with suppress(RuntimeError):
                 VIEW.empty_cache()

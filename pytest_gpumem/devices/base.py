@@ -84,7 +84,7 @@ class Alternatives(NamedTuple):
     larger: bool = False
     """whether any block may be larger, or live longer"""
     reason: str = ""
-    """the unknown choices, such as "cuDNN's choice in benchmark mode"; "": none"""
+    """the unknown choices, such as "cuDNN's choice in benchmark mode"; "" if there are none"""
     judged: bool = False
     """whether limits are checked against the largest peaks"""
     margin: int = 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class CudaDevice(Device):
-    """The GPUs that this process's torch sees."""
+    """The GPUs that are visible to this process's torch."""
 
     def __init__(self, *, shared: bool = False, first: int = 0) -> None:
         """Use the GPUs of this machine.

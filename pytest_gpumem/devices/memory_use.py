@@ -44,9 +44,9 @@ class UseWatch:
         """bytes in use at the start outside PyTorch's allocator"""
         self._peaks = dict.fromkeys(devices, 0)
         self._outside = dict.fromkeys(devices, 0)
-        """most bytes seen since the start outside PyTorch's allocator"""
+        """most bytes outside PyTorch's allocator in any reading since the start"""
         self._others = dict.fromkeys(devices, 0)
-        """bytes of other processes at the start; 0: unknown, or none"""
+        """bytes of other processes at the start; 0 if unknown"""
 
     def used(self, device: int) -> int:
         """Return the bytes in use on a device now."""
@@ -205,7 +205,7 @@ class NvmlWatch(UseWatch):
 
 
 def watch_gpus(devices: range) -> UseWatch:
-    """Return a watch on real GPUs, which uses NVML if it is installed and knows them."""
+    """Return a watch on real GPUs, which uses NVML if it is installed and lists them."""
     nvml = import_nvml()
     if nvml is None:
         return MemInfoWatch(devices)

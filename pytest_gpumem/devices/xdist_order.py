@@ -126,6 +126,6 @@ def _all_instances(nvml: Any) -> list[Any]:  # noqa: ANN401 - a module without t
 
 
 def own_instance(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the name of the MIG instance that this process sees; "" if it sees whole GPUs."""
+    """Return the name of the MIG instance visible to this process; "" if whole GPUs are visible."""
     first = environment.get(VISIBLE, "").partition(",")[0].strip()
     return first if first.startswith(MIG) else ""

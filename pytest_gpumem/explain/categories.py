@@ -115,7 +115,7 @@ class Blocks:
         return self.calls.any_began(last, block.time)
 
     def pass_at(self, time: float) -> Pass | None:
-        """Return the innermost backward pass or optimizer step under way at a time."""
+        """Return the innermost backward pass or optimizer step running at a time."""
         passes = reversed(self.passes)
         return next((running for running in passes if running.start <= time <= running.end), None)
 
@@ -130,7 +130,7 @@ class Blocks:
     # -- amounts --
 
     def deltas(self, counted: set[Block]) -> dict[int, list[tuple[Category, int]]]:
-        """Return the bytes that each event adds to each category; index -1 stands for the start."""
+        """Return the bytes that each event adds to each category; index -1 is the start."""
         deltas: dict[int, list[tuple[Category, int]]] = {}
         for block in self.blocks:
             if block in counted:
@@ -171,7 +171,7 @@ class Calls:
             around.append(index)
 
     def innermost(self, time: float) -> Call | None:
-        """Return the innermost call under way at a time."""
+        """Return the innermost call running at a time."""
         at: int | None = bisect_right(self._starts, time) - 1
         if at == -1:
             return None

@@ -126,7 +126,7 @@ class KeeperSearch:
         """Yield the blocks alive at the peak on the lines in question."""
         device = analyzed.device
         steps = analyzed.passes("optimizer")
-        # A training step ends with the step of the optimizer that stepped first.
+        # A training step ends when the optimizer that stepped first steps.
         lead = next(iter(steps[0].fresh), None) if steps else None
         ends = [each.end for each in steps if lead in each.fresh]
         rounds = ends or [call.end for call in analyzed.forwards]
@@ -284,7 +284,7 @@ def _naming_of(kept: BlockKeeper, recording: Recording) -> _Naming | None:
 def _texts(namings: Sequence[_Naming | None]) -> list[str]:
     """Return the name of each block's keeper, "" without one.
 
-    Blocks of one keeper get the same name, with the part of the way that they share.
+    Blocks of one keeper get the same name, with the common part of their paths.
     """
     ways: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for naming in filter(None, namings):

@@ -70,9 +70,9 @@ def lead_of(
 
 def _edit_lead(edit: Edit, edits: Edits) -> Lead:
     sentence = f"{edit.path}:{edit.line} {edit_words(edit.old, edit.new)}"
-    if edits.number > 1:  # another edit may be the cause: only a run without each shows it
+    if edits.number > 1:  # another edit may be the cause: only runs without it show that
         sentence += f" (the nearest of {edits.number} edits)"
-    elif not edits.number:  # git may not show other edits, as in a shallow clone
+    elif not edits.number:  # git may hide other edits, as in a shallow clone
         sentence += " (other edits are not known)"
     return Lead("edit", sentence, edit.path, edit.line, sentence)
 

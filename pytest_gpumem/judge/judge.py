@@ -244,8 +244,7 @@ def _out_of_memory(case: Judged) -> Verdict | None:
     )
     finding = f"{step} does not fit {place}: {requested}{held}"
     if oom.needed is not None:
-        # If the step needs less than the cap in a second run, other memory was in its way in the
-        # first.
+        # If a second run needs less than the cap, other memory took up the room in the first run.
         verb = "it needs" if oom.needed.reserved > size else "in a second run it took"
         finding += f"; {verb} {format_size(oom.needed.reserved)}"
     notes = []

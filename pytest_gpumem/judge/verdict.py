@@ -120,8 +120,8 @@ class Kind(str, Enum):
     OUT_OF_MEMORY = ("out of memory", "out of memory", 0, "bad", "○", True, "it ran out of memory")
     """a request was refused, by the limit or by the device itself: fails"""
     NO_START = ("no start", "no start", 1, "bad", "○", False, "its server does not start")
-    """an inference server refused to start, as its memory does not suffice, or it is too close to a
-    limit to tell: fails"""
+    """an inference server refused to start for lack of memory, or is too close to a limit to
+    predict: fails"""
     UNDER_LIMIT = ("under limit", "under limit", 3, "bad", "○", False, "it is under a limit")
     """a part's figure is below ``at_least`` or ``more_than``, or parts are not in their order:
     fails"""

@@ -102,7 +102,7 @@ def watch_requests(request: Any, used: Callable[[FixtureKey], None]) -> None:  #
 
     def watched(name: str) -> object:
         value = get_value(name)
-        if name != "request":  # pytest 8.3 asks for it by this method, but it has no definition
+        if name != "request":  # pytest 8.3 gets "request" by this method, but it has no definition
             used(request._get_active_fixturedef(name))
         return value
 
@@ -338,7 +338,7 @@ class PytestItem:
             clear(error)
 
     def finish(self) -> None:
-        """Tear down the test and drop what pytest keeps of it, but leave what has a wider scope.
+        """Tear down the test and drop pytest's references to it, but leave fixtures of wider scope.
 
         Raises:
             BaseException: an error of the teardown.

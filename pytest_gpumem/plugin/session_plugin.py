@@ -144,7 +144,7 @@ class GpuMemPlugin:
         cards = cards_of(filter(is_marked, items))
         self._cards = () if None in cards else tuple(sorted(filter(None, cards)))
         quiet = self.config.get_verbosity() < 0 or self.config.getoption("no_header", default=False)
-        # Unmarked tests may see a GPU: then importing torch has already chosen the device.
+        # If unmarked tests may see a GPU, importing torch has already chosen the device.
         uses_device = any(map(is_marked, items)) or (
             self.settings.shown_always and CHOICE in self.config.stash
         )

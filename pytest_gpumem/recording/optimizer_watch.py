@@ -1,4 +1,4 @@
-"""Note an optimizer that took only its first step: training's peak comes with the second.
+"""Note an optimizer that took only its first step: training's peak comes with its second step.
 
 An optimizer's state is allocated at the end of the first training step, so that step's activations
 and gradients are never allocated beside the state.

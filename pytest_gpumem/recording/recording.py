@@ -47,7 +47,7 @@ class Call:
     path: str
     start: float
     grad: bool = True
-    """whether autograd records it, and its output has a graph"""
+    """whether autograd records the call, and the call's output has a graph"""
     end: float = _INFINITY
 
 

@@ -1,8 +1,8 @@
 """Find what keeps CUDA memory alive: the objects between it and the program's names.
 
-Python's collector knows the references between Python objects, autograd those in its graphs. The
-search follows all references from the tensors up to names: variables of modules, of classes and of
-running functions, and fixtures. The result is a :class:`ReferenceGraph`. Nothing here keeps a
+Python's collector lists the references between Python objects, and autograd those in its graphs.
+The search follows all references from the tensors up to names: variables of modules, of classes and
+of running functions, and fixtures. The result is a :class:`ReferenceGraph`. Nothing here keeps a
 tensor alive.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     """device and address of a storage"""
 
 MAX_OBJECTS: Final = 200_000
-"""objects and graph nodes to find before the search is cut; a count, not a time, so that the answer
+"""objects and graph nodes to find before the search is cut; a count, not a time, so that the result
 does not depend on the machine's speed"""
 MAX_LEVELS: Final = 100
 """most objects between a tensor and a name; each level scans the whole process's references"""
@@ -125,7 +125,7 @@ class _Search:
         self._objects: dict[Key, Any] = {}
         """objects that lead to a block, and graph nodes, by id"""
         self._edges: dict[Key, dict[Key, None]] = {}
-        """references of tensors and graph nodes, which the collector does not know"""
+        """references of tensors and graph nodes, which the collector does not list"""
         self._weak: set[tuple[Key, Key]] = set()
         """references from nodes to inputs and parameters: see ``ReferenceGraph.weak``"""
         self._hooks: set[Any] = set()
@@ -334,7 +334,7 @@ class _Search:
         return kept
 
     def kept_without_a_name(self, place: Key) -> BlockKeeper:
-        """Return what is known of a block that no name leads to."""
+        """Return what keeps a block that no name leads to."""
         if self.is_cut:
             return BlockKeeper(name=NOT_SEARCHED)
         leaf = self._leaf_of([key for key, children in self._edges.items() if place in children])
@@ -358,7 +358,7 @@ class _Search:
         return sorted(held, key=lambda holder: (-holder.nbytes, holder.text))
 
     def _words_from_outermost(self, place: Key, blocks: Collection[Key]) -> tuple[str, ...]:
-        """Describe the way to blocks from the object farthest above one of them."""
+        """Describe the path to blocks from the object farthest above one of them."""
         paths = self.graph.paths(self.graph.outermost_above(place), blocks)
         return shared_words(words_of(self._python_part(path)) for path in paths)
 

@@ -67,7 +67,7 @@ def words_of(path: Sequence[object]) -> tuple[str, ...]:
 
 
 def shared_words(ways: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the common beginning of several paths in words."""
+    """Return the common beginning of several paths (as words)."""
     shared: tuple[str, ...] | None = None
     for way in ways:
         if shared is None:

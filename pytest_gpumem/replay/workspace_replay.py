@@ -210,7 +210,7 @@ class WorkspaceReplay:
 
 
 def segment_of(size: int) -> int:
-    """Return the bytes of the segment that PyTorch asks the device for, to serve a request.
+    """Return the bytes of the segment that PyTorch reserves to serve a request.
 
     The rule is get_allocation_size's in c10/cuda/CUDACachingAllocator.cpp; it does not hold with
     expandable segments.
@@ -364,9 +364,9 @@ class _Stage:
     def _take(self, number: int, size: int, request: Request, *, is_late: bool) -> bool:
         """Allocate a request with this size; return whether it fitted.
 
-        The allocator waits for other streams before it fails. Then it asks the device for a new
-        segment, and looks at no block that the wait has freed (pytorch#189504): if such a block
-        could serve this request, its size counts in ``passed_over``.
+        The allocator waits for other streams before it fails. Then it reserves a new segment,
+        without trying the blocks that the wait has freed (pytorch#189504): if such a block could
+        serve this request, its size counts in ``passed_over``.
         """
         old_bytes = current(self._device).allocated if is_late else 0
         if not self._try(number, size, request):

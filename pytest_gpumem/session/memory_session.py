@@ -62,7 +62,7 @@ class MemorySession:
         if not explained or (settings.attribution == "off" and settings.snapshots is None):
             self.explainer = Explainer(judging)
         else:
-            # Only here is explain imported: measuring does not depend on explaining.
+            # explain is imported only here: measuring does not depend on it.
             from pytest_gpumem.explain.answers import PeakExplainer
             from pytest_gpumem.explain.explanations import ExplainPolicy
 

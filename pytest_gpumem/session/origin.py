@@ -37,7 +37,7 @@ _PULL_REQUEST: Final = re.compile(r"refs/pull/\d+/merge")
 def shard_of(get: Callable[[str], object]) -> Shard | None:
     """Return which shard of its suite a session runs; None if neither options nor CI name one.
 
-    ``get`` returns the value of a pytest option, None if pytest does not know it.
+    ``get`` returns the value of a pytest option, None if pytest has no such option.
     """
     pairs = [(get(index), get(count), shift) for count, index, shift in SPLITS]
     node, nodes = (os.environ.get(f"CI_NODE_{name}", "") for name in ("INDEX", "TOTAL"))

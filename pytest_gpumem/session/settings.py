@@ -33,7 +33,7 @@ class Option(NamedTuple):
     text: str
     """its effect, in Markdown"""
     metavar: str = ""
-    """the value's placeholder in the help; "": the help shows the choices"""
+    """the value's placeholder in the help; "" if the help shows the choices"""
     choices: tuple[str, ...] = ()
     read: Callable[[str], object] | None = None
     """parses the option's text; None if the text itself is the value"""
@@ -87,7 +87,7 @@ DEVICES: Final = ("auto", "cuda", "accelerator", "virtual", "none")
 """values of ``--gpumem-device``"""
 NOTE_OR_FAIL: Final = ("note", "fail")
 FIRST_OPTIONS: Final = 5
-"""number of options that a newcomer needs: the first ones, which the help lists apart"""
+"""number of options that a newcomer needs: the first ones, which the help lists separately"""
 MAX_SHOWN_LENGTH: Final = 100
 """maximum number of characters of an option with its value in an error"""
 

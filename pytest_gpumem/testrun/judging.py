@@ -36,7 +36,7 @@ Measured = tuple["MemorySpec", "Measurement"]
 
 
 class EndedTest(NamedTuple):
-    """A marked test that has ended, with all that is known of it so far; never changed in place."""
+    """A marked test that has ended, with the findings so far; stages return changed copies."""
 
     item: MarkedItem
     run: Run

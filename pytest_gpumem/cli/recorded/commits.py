@@ -63,7 +63,7 @@ class Step:
 
     commit: Commit
     changes: tuple[EntryChange, ...]
-    """tests and parts whose figures or provenance moved, the largest move first"""
+    """tests and parts whose figures or provenance changed, the largest change first"""
     errors: tuple[BaselineError, ...] = ()
     """files that could not be read before or after the commit"""
 

@@ -52,7 +52,7 @@ class ConvolutionWatch:
         self._largest = 0
         self._can_be_asked = False
         self.missing_package = ""
-        """name of the package that contains cuDNN; "": cuDNN is installed"""
+        """name of the package that contains cuDNN; "" if cuDNN is installed"""
 
     def set_version(self, version: int) -> None:
         """Set the version of the cuDNN that PyTorch was compiled for (90100 is 9.1.0)."""

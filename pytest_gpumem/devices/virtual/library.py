@@ -461,7 +461,7 @@ class NativeLibrary:
 
     @staticmethod
     def _rows(read: Any, kind: type[ctypes.Structure]) -> Any:  # noqa: ANN401 - an array
-        """Return the rows that a library function copies; None: some are lost."""
+        """Return the rows that a library function copies; None if some are lost."""
         read.restype = _WORD
         count = read(None, _WORD(0))
         if count == LOST:
@@ -471,7 +471,7 @@ class NativeLibrary:
         return rows
 
     def workspaces(self) -> list[Alternative] | None:
-        """Return the workspaces of unknown size since the last ``take_sizes``; None: too many."""
+        """Return the workspaces of unknown size since the last ``take_sizes``; None if too many."""
         notes = self._rows(self._lib.gpumem_workspaces, _WorkspaceNote)
         if notes is None:
             return None
@@ -488,7 +488,7 @@ class NativeLibrary:
         return workspaces[::-1]
 
     def allocator_events(self) -> list[AllocatorEvent] | None:
-        """Return the events that PyTorch's allocator queried, in order; None: too many."""
+        """Return the events that PyTorch's allocator queried, in order; None if too many."""
         events = self._rows(self._lib.gpumem_allocator_events, _AnswerStruct)
         if events is None:
             return None

@@ -34,10 +34,9 @@ def has_cpu_library() -> bool:
 
 
 # -- cuda.bindings.runtime has a copy of NVIDIA's runtime, which works with no other driver --
-#
-# The copy asks the driver for undocumented tables. The module with the copy exports its C functions
-# as Cython does, to modules that cimport it: ``__pyx_capi__`` has a capsule for each function,
-# named by its signature. Those modules read the pointers when they are imported.
+# The copied runtime requests undocumented tables from the driver. The module that contains it
+# exports C functions to other modules as Cython does (``cimport``): ``__pyx_capi__`` has a capsule
+# for each function, named by its signature. Those modules read the pointers when they are imported.
 
 COPIES: Final = Patch(
     "cuda.bindings",
@@ -96,7 +95,7 @@ JAX_REFUSAL: Final = (
 
 
 def refuse_devices(plugin: ModuleType) -> None:
-    """Make JAX log the refusal and use its other devices, as with a broken plugin.
+    """Make JAX's CUDA plugin fail, so that JAX logs the error and uses its other devices.
 
     ``plugin`` is the module whose ``initialize`` registers CUDA devices with JAX.
     """

@@ -23,8 +23,8 @@ MIN_MEMBERS: Final = 3
 """tests that must fail for one cause to be reported together"""
 
 CauseKey = tuple[str, str, str, str]
-"""category, file, function and code, which identify a line even if it moved; for an edit, its file
-and description"""
+"""category, file, function and code, which identify a line even if its number changed; for an edit,
+its file and description"""
 
 
 class SharedCause(NamedTuple):

@@ -1,4 +1,4 @@
-"""Render the lead of a session's summary if a new toolchain, not a test, moved the figures."""
+"""Render the lead of a session's summary if a new toolchain changed the figures."""
 
 from __future__ import annotations
 

@@ -554,7 +554,7 @@ class _Computation:
         return source in self._inputs or (isinstance(forms, Form) and forms.strides is not None)
 
     def _like_results(self, node: Node, call: OperatorCall) -> Any:
-        """Return meta tensors in the shapes of an operator's results; None: a shape is unknown."""
+        """Return meta tensors shaped like an operator's results; None if a shape is unknown."""
         if node.forms is not None:
             return mapped(
                 node.forms, lambda form: torch.empty(form.shape, dtype=form.dtype, device="meta")

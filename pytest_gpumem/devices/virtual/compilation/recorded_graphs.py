@@ -151,7 +151,7 @@ def _constant(
 
 def _name_of_kernel(node: Any) -> str:
     """Return the name of the Triton kernel that an operator launches; "" if none or unknown."""
-    with suppress(Exception):  # PyTorch's private table, which may move
+    with suppress(Exception):  # PyTorch's private table, which other versions may lack
         from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
         kernel: Any = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])

@@ -2,7 +2,7 @@
 
 Kernels that an operator launches (PyTorch's own, in torch._native) write what the operator writes.
 
-The virtual GPU cannot see where other kernels outside of PyTorch write: after such a launch all
+The virtual GPU cannot track where other kernels outside of PyTorch write: after such a launch all
 values are unknown.
 """
 

@@ -36,7 +36,7 @@ MAX_MODE_SORTED: Final = 2048
 CHUNK: Final = 1 << 30
 """elements per chunk of nonzero"""
 BYTE_MASKS: Final = (torch.bool, torch.uint8)
-"""dtypes of index tensors that PyTorch takes for masks"""
+"""dtypes of index tensors that PyTorch treats as masks"""
 
 
 def _int32(*numbers: int) -> bytes:

@@ -80,7 +80,7 @@ class DeferredPart:
     """A tensor whose memory lies in the range of a recipe."""
 
     recipe: Recipe | None
-    """recipe of the tensor's range; None: the tensor's values do not matter"""
+    """recipe of the tensor's range; None if the tensor's values do not matter"""
     offset: int
     """bytes from the start of the range"""
     size: Sequence[int]
@@ -336,7 +336,7 @@ class DeferredValues:
         return self._library.deferred_at(recipe.address, recipe.nbytes) == recipe.number
 
     def _values_of(self, recipe: Recipe) -> Any:  # noqa: ANN401 - a storage, which PyTorch has two types for
-        """Return the storage of a recipe's range; None: the host cannot compute it."""
+        """Return the storage of a recipe's range; None if the host cannot compute it."""
         changes: list[Recipe] = []
         while recipe.changed is not None and not self._is_computed(recipe):
             changes.append(recipe)

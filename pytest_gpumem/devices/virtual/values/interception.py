@@ -235,7 +235,7 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
         return passed(name, key)
 
     def first(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-        """Run the operator, and tell the native library how to run its next calls."""
+        """Run the operator, and configure the native library for its next calls."""
         __tracebackhide__ = True
         traits = traits_of(operator_named(name))
         places = [sum(1 << place for place, _ in at) for at in (traits.written, traits.unread)]

@@ -33,7 +33,7 @@ repetitions are rare"""
 class KnownValues:
     """The values stored by the native library, and which of them are assumed.
 
-    The library knows by address which bytes are known. Assumed bytes are known to it as well; their
+    The library stores, by address, which bytes are known. It treats assumed bytes as known; their
     storages are recorded here, by address and size.
     """
 

@@ -78,7 +78,7 @@ class ValueMode:
     """
 
     current: ClassVar[ValueMode | None] = None
-    """the entered mode; None: values are not computed"""
+    """the entered mode; None if values are not computed"""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class ValueMode:
     def _nonzero_of_few(self, call: OperatorCall) -> HostCall | None:
         """Return a call of ``nonzero`` with its result, for a large tensor with few nonzeros.
 
-        None: the tensor's nonzeros are not recorded, or a CUDA graph is being captured.
+        The result is None if the nonzeros are not recorded, or a CUDA graph is being captured.
         """
         tensor: Tensor = call.args[0]
         few = self.deferred.few_of(tensor)

@@ -63,7 +63,7 @@ def _formulas() -> Mapping[Any, Callable[..., int]]:
 FORMULAS: Final = _formulas()
 """PyTorch's own formulas for the floating-point operations of an operator"""
 COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
-"""namespaces of collectives, whose known values the native library moves between ranks"""
+"""namespaces of collectives: the native library exchanges their known values between ranks"""
 UNDECLARED: Final = dict.fromkeys(
     (
         *("native_batch_norm", "cudnn_batch_norm", "batch_norm_update_stats"),
