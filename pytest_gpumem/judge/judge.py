@@ -95,7 +95,7 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
         "delete the references to it; for a cache that is filled once, write warmup=1 or "
         f"max_leak_mib={-(-left // MIB)}"
     )
-    finding += _of_which(measurement)
+    finding += _leaking_line(measurement)
     notes = _held_by(measurement)
     verdict = _verdict(case, Kind.LEAKED, finding, notes, failed=True, advice=advice)
     uncompared, held_to = before.uncompared, before.held_to
@@ -397,7 +397,7 @@ def _growing(case: Judged) -> Verdict | None:
     amount += f" last {half} of {steps} steps"
     moved = f"{format_size(grown.initial)} -> {format_size(grown.final)}"
     finding = f"allocated memory grew by {amount}{case.on_device(device)} ({moved})"
-    finding += _of_which(case.measurement)
+    finding += _leaking_line(case.measurement)
     notes = _held_by(case.measurement)
     advice = (
         "keep no tensor after its step: for logs, keep loss.item() or .detach().cpu(); if a cache "
@@ -406,7 +406,7 @@ def _growing(case: Judged) -> Verdict | None:
     return _verdict(case, Kind.LEAKED, finding, notes, failed=True, advice=advice)
 
 
-def _of_which(measurement: Measurement) -> str:
+def _leaking_line(measurement: Measurement) -> str:
     """Return a clause with the line that allocated most of the leaked memory; "" if unknown."""
     stayed = measurement.stayed
     if stayed is None or not stayed.sites or not stayed.sites[0].path:

@@ -71,7 +71,7 @@ class OutOfMemoryWatch:
         del self._refusals[count:]
 
     def last(self, error: BaseException) -> Refusal:
-        """Return the refusal behind an error: the last observed one, or what the message says."""
+        """Return the refusal behind an error: the last one observed, or from its message."""
         if self._refusals:
             return self._refusals[-1]
         message = str(error)

@@ -77,7 +77,7 @@ def _made_in_empty_block() -> int:
         return block.made()
 
 
-# The first blocks make objects that CPython then reuses.
+# Measure several times: the first empty blocks create objects that CPython reuses later.
 Uncounted.at_entering = [_made_in_empty_block() for _ in range(4)][-1]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.devices.torch_import import hide_from_compiler
 from pytest_gpumem.devices.virtual.compilation import Compilation
 from pytest_gpumem.devices.virtual.gpu_choices import GpuChoices
-from pytest_gpumem.devices.virtual.linked_functions import is_compared
+from pytest_gpumem.devices.virtual.linked_functions import has_checked_functions
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN
 from pytest_gpumem.devices.virtual.quirks import install_hooks
 from pytest_gpumem.devices.virtual.value_engine import VirtualValues
@@ -61,7 +61,7 @@ class Aspects:
         self.workspaces.convolutions.set_version(cudnn)
         if any(name.startswith(CUDNN) for name in stubs):
             self.workspaces.convolutions.missing_package = f"nvidia-cudnn-cu{major}"
-        if not is_compared(torch.__version__):
+        if not has_checked_functions(torch.__version__):
             self._unanswered = self.linked_functions(torch).sentence(torch.__version__)
 
     def linked_functions(self, torch: ModuleType | None) -> LinkedFunctions:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     Site = tuple[str, int, str]
-    """file and line of user code, and the line of PyTorch that branches; "": user code branches"""
+    """file and line of user code, and the line of PyTorch that branches ("" if user code
+    branches)"""
     Row = tuple[str, int, str, int, int, int]
     """a site, the number of values that it branched on, and the numbers of rows or elements that
     operators selected there by such values: selected, and selected from"""

@@ -359,7 +359,7 @@ class NativeLibrary:
         call is refused may call ``exit``, and pytest then shows none of the captured output.
         """
         self._lib.gpumem_set_terminal(fd)
-        atexit.register(self._lib.gpumem_set_terminal, -1)  # a normal exit, not a library's
+        atexit.register(self._lib.gpumem_set_terminal, -1)  # a normal exit needs no message
 
     def finds_driver(self) -> bool:
         """Return whether opening libcuda.so.1 by name finds this library.

@@ -24,7 +24,7 @@ NVIDIAS: Final = re.compile(
 )
 LIBRARIES: Final = ("libtorch_cuda*.so", "libc10_cuda.so", "libtorch_python.so", "libtorch_cpu.so")
 """torch's own files that link CUDA's libraries"""
-NEWEST_COMPARED: Final = (2, 15)
+NEWEST_CHECKED: Final = (2, 15)
 """newest torch whose linked functions were checked: all CUDA functions that its releases and older
 ones link are implemented"""
 MAX_NAMED: Final = 5
@@ -60,10 +60,10 @@ class LinkedFunctions(NamedTuple):
         )
 
 
-def is_compared(version: str) -> bool:
+def has_checked_functions(version: str) -> bool:
     """Return whether the functions that this version of torch links were checked in advance."""
     release = re.fullmatch(r"(\d+)\.(\d+)\.\d+(\+cu\d+)?", version)
-    return release is not None and (int(release[1]), int(release[2])) <= NEWEST_COMPARED
+    return release is not None and (int(release[1]), int(release[2])) <= NEWEST_CHECKED
 
 
 def compare(folder: Path, library: ctypes.CDLL) -> LinkedFunctions:

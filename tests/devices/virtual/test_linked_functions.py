@@ -12,10 +12,10 @@ from packaging.version import Version
 
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.linked_functions import (
-    NEWEST_COMPARED,
+    NEWEST_CHECKED,
     LinkedFunctions,
     compare,
-    is_compared,
+    has_checked_functions,
     wanted_functions,
 )
 
@@ -65,7 +65,7 @@ def test_all_functions_of_the_installed_torch_are_answered():
     assert linked.total > 400
     assert linked.missing == ()
     installed = Version(torch.__version__)
-    assert (installed.major, installed.minor) <= NEWEST_COMPARED
+    assert (installed.major, installed.minor) <= NEWEST_CHECKED
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_all_functions_of_the_installed_torch_are_answered():
     ],
 )
 def test_which_versions_need_no_look(version, expected):
-    assert is_compared(version) is expected
+    assert has_checked_functions(version) is expected
 
 
 def test_a_newer_torch_with_unknown_functions_is_told_in_the_notes(folder):
@@ -88,7 +88,7 @@ def test_a_newer_torch_with_unknown_functions_is_told_in_the_notes(folder):
     import pytest_gpumem
     from pathlib import Path
     from pytest_gpumem.devices.virtual import device, linked_functions
-    linked_functions.NEWEST_COMPARED = (2, 5)
+    linked_functions.NEWEST_CHECKED = (2, 5)
     plain = device.NativeLibrary.linked_functions
     folders = []
     def linked(self, folder):

@@ -258,7 +258,7 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
 
 
 def _tensors_of_numbers(places: Sequence[int], args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return arguments of an operator that accepts no numbers, with tensors in their place.
+    """Replace numbers by tensors in the arguments of an operator that accepts no numbers.
 
     When PyTorch's C++ passes a tensor that it created from a number, such as a constant of
     ``torch.jit.trace``, Python kernels receive the number (``is_wrapped_number``).
