@@ -1,6 +1,6 @@
-"""Search for arguments and cards with which an inference server starts, after it refused.
+"""After an inference server refused to start, search for arguments and cards with which it does.
 
-Every answer comes from a start; the figures of the refusal only say where to begin.
+Every result comes from an actual start; the failed start's figures only select what to try first.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import ServerStart
 
 BLOCK: Final = 16
-"""tokens in a block of the KV cache"""
+"""number of tokens in a block of the KV cache"""
 MAX_SHARE: Final = 0.99
 MAX_CARDS: Final = 4
-"""cards to try at most"""
+"""maximum number of cards to try"""
 MAX_LENGTHS: Final = 4
-"""shorter lengths to try at most"""
+"""maximum number of shorter lengths to try"""
 
 
 class Trial(NamedTuple):
-    """One start to try."""
+    """A start of the server to try."""
 
     title: str
     options: Sequence[str] = ()
-    """of ``gpumem run``"""
+    """additional options of ``gpumem run``"""
     arguments: Mapping[str, Any] = MappingProxyType({})
-    """arguments of the server in the place of its own"""
+    """arguments of the server that replace its own"""
 
 
 class Tried(NamedTuple):
-    """What a start that was tried came to."""
+    """The result of a trial."""
 
     trial: Trial
     start: ServerStart
@@ -52,7 +52,7 @@ class Tried(NamedTuple):
 
 
 class ServerSearch:
-    """Starts a server again in other ways: a shorter request, more of the memory, larger cards."""
+    """Starts a server with shorter requests, another share of the memory, or larger cards."""
 
     def __init__(self, options: Sequence[str], program: Sequence[str], card: Card) -> None:
         """Store ``options`` of ``gpumem run``, without a card, and the program with its words."""
