@@ -321,7 +321,7 @@ def test_an_allocator_that_counts_no_requested_bytes_is_measured_by_allocated_on
 def expected(monkeypatch):
     """A machine on which torch may have an accelerator, and another process finds one."""
     monkeypatch.setattr(select, "accelerator_expected", lambda: True)
-    monkeypatch.setattr(select, "ask", lambda: FOUND)
+    monkeypatch.setattr(select, "query_accelerator", lambda: FOUND)
     monkeypatch.setattr(select, "real_gpu_expected", lambda: False)
 
 
@@ -330,7 +330,9 @@ def test_auto_takes_cuda_before_another_accelerator_before_the_virtual_gpu(expec
     device = choose("auto", card).device
     assert isinstance(device, AcceleratorDevice)
     assert device.describe() == ["xpu device Intel Arc", "xpu records no history"]
-    monkeypatch.setattr(select, "ask", lambda: "mps is registered and shows no device")
+    monkeypatch.setattr(
+        select, "query_accelerator", lambda: "mps is registered and shows no device"
+    )
     assert choose("auto", card).device.option == "virtual"
     monkeypatch.setattr(select, "real_gpu_expected", lambda: True)
     assert isinstance(choose("auto", card).device, CudaDevice)
