@@ -47,7 +47,7 @@ def test_a_server_in_a_test(suite, monkeypatch, one_process):
     assert verdicts["test_starts (server profiling run)"] == "no baseline"
     assert verdicts["test_few (server profiling run)"] == "under limit"
     assert verdicts["test_refused"] == "no start"
-    assert "(204,688 or more on a real GPU), fewer than min_cache_tokens=300000" in session.flat
+    assert "(203,664 or more on a real GPU), fewer than min_cache_tokens=300000" in session.flat
     assert "one request of 300,000 tokens needs 18.31 GiB of KV cache" in session.flat
     assert "no inference server that is known started in this test" in session.flat
     assert not any(name.startswith("test_another_error") for name in verdicts)

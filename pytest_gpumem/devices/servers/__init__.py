@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -66,6 +67,15 @@ class ServerWatch:
         """Measure the block as the server's profiling run."""
         with self.part(PROFILING_RUN):
             yield
+
+    @contextmanager
+    def observing(self, server: str) -> Iterator[None]:
+        """Print an error of the block: a server whose figures cannot be read starts all the same."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - another release of the server may differ
+            reason = f"{type(error).__name__}: {error}"
+            sys.stderr.write(f"gpumem: figures of {server} cannot be read ({reason})\n")
 
     def decided(self, server: str, device: int, **figures: Any) -> None:  # noqa: ANN401 - of ServerStart
         """Record fields of a device's ServerStart."""

@@ -8,6 +8,7 @@ start. Worker and core may be one process.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -88,12 +89,14 @@ def watch_core(watch: ServerWatch, module: ModuleType) -> None:
     """Report the bytes of KV cache that one request needs, and vLLM's error if there are fewer."""
 
     def sized(get_configs: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - vLLM's
-        config, specs = arguments[:2]
-        needed = max(
-            sum(layer.max_memory_usage_bytes(config) for layer in layers.values())
-            for layers in specs
-        )
-        watch.decided_for_all(server(), needed=needed, length=config.model_config.max_model_len)
+        with watch.observing(server()):
+            config, specs = arguments[:2]
+            needed = max(
+                sum(layer.max_memory_usage_bytes(config) for layer in layers.values())
+                for layers in specs
+            )
+            length = config.model_config.max_model_len
+            watch.decided_for_all(server(), needed=needed, length=length)
         try:
             return get_configs(*arguments)
         except ValueError as error:
@@ -148,17 +151,19 @@ def _measured(
         PROFILING.wrap(module, wrapped_by(profiling), stack)
         stack.enter_context(watch.profiling_run())
         available = int(determine(worker))
-    figures = {"weights": int(worker.model_runner.model_memory_usage), "cache": available}
-    if profiles:  # empty if --kv-cache-memory-bytes sets the cache's size
-        (profile,) = profiles
-        activations, requested = profile.torch_peak_increase, int(worker.requested_memory)
-        figures |= {
-            "requested": requested,
-            "activations": activations,
-            "outside": profile.non_kv_cache_memory - figures["weights"] - activations,
-            "graphs": requested - profile.non_kv_cache_memory - available,
-        }
-    watch.decided(server(), worker.device.index, total=worker.init_snapshot.total_memory, **figures)
+    with watch.observing(server()):
+        figures = {"weights": int(worker.model_runner.model_memory_usage), "cache": available}
+        if profiles:  # empty if --kv-cache-memory-bytes sets the cache's size
+            (profile,) = profiles
+            activations, requested = profile.torch_peak_increase, int(worker.requested_memory)
+            figures |= {
+                "requested": requested,
+                "activations": activations,
+                "outside": profile.non_kv_cache_memory - figures["weights"] - activations,
+                "graphs": requested - profile.non_kv_cache_memory - available,
+            }
+        total = worker.init_snapshot.total_memory
+        watch.decided(server(), worker.device.index, total=total, **figures)
     return available
 
 
@@ -169,9 +174,21 @@ def _sized(
     cache: Any,  # noqa: ANN401 - vLLM's
 ) -> Any:  # noqa: ANN401 - vLLM's
     """Report how many tokens and requests the cache holds, and run ``initialize_from_config``."""
-    config = worker.vllm_config
-    length = config.model_config.max_model_len
-    utils: Any = sys.modules["vllm.v1.core.kv_cache_utils"]
+    with watch.observing(server()):
+        config = worker.vllm_config
+        tokens, requests = _capacity(config, cache)
+        watch.decided(
+            *(server(), worker.device.index),
+            tokens=tokens,
+            requests=requests,
+            length=config.model_config.max_model_len,
+        )
+    return initialize(worker, cache)
+
+
+def _capacity(config: Any, cache: Any) -> tuple[int, int]:  # noqa: ANN401 - vLLM's
+    """Return how many tokens, and requests of the longest length, a KV cache holds."""
+    utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
     requests = utils.get_max_concurrency_for_kv_cache_config(config, cache)
     if hasattr(utils, "get_kv_cache_capacity"):
         tokens, _ = utils.get_kv_cache_capacity(config, cache)
@@ -180,10 +197,7 @@ def _sized(
         block = min(group.kv_cache_spec.block_size for group in groups)
         ranks = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
         tokens = cache.num_blocks // len(groups) * block * ranks
-    watch.decided(
-        *(server(), worker.device.index), tokens=tokens, requests=int(requests), length=length
-    )
-    return initialize(worker, cache)
+    return int(tokens), int(requests)
 
 
 def _captured(
