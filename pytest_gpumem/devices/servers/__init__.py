@@ -70,7 +70,7 @@ class ServerWatch:
 
     @contextmanager
     def observing(self, server: str) -> Iterator[None]:
-        """Print an error of the block: a server whose figures cannot be read starts all the same."""
+        """Print an error of the block, so that a server whose figures cannot be read starts."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - another release of the server may differ
