@@ -165,14 +165,14 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
         )
         results = _results(report)
     if not results or (ended.returncode and not any(map(is_refused, results))):
-        error = last_error(ended.stdout.partition("\ngpumem: ")[0])
+        error = printed_error(ended.stdout.partition("\ngpumem: ")[0])
         problem = f"the program ended with status {ended.returncode}: {error}"
         remedy = "correct the program, or name an argument that the program has"
         raise GpuMemError(" ".join(program), problem, remedy)
     return results
 
 
-def last_error(printed: str) -> str:
+def printed_error(printed: str) -> str:
     """Return the error at the end of a program's output, or its last line."""
     lines = printed.rstrip().splitlines()
     errors = [number for number, line in enumerate(lines) if _ERROR.match(line)]

@@ -12,7 +12,7 @@ from helpers.virtual_gpu import child
 from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.cli.program_trials import last_error
+from pytest_gpumem.cli.program_trials import printed_error
 from pytest_gpumem.devices.cards import card_names
 
 PROGRAM = """
@@ -441,6 +441,6 @@ def test_an_error_of_several_lines_is_shown_whole():
     printed = (
         "Traceback (most recent call last):\n  File ...\na.ValidationError: 1 error\n  no such\nyou"
     )
-    assert last_error(f"{printed}\n") == "a.ValidationError: 1 error no such you"
-    assert last_error("loaded\n91 is too large\n") == "91 is too large"
-    assert last_error("") == ""
+    assert printed_error(f"{printed}\n") == "a.ValidationError: 1 error no such you"
+    assert printed_error("loaded\n91 is too large\n") == "91 is too large"
+    assert printed_error("") == ""

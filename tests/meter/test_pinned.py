@@ -195,7 +195,7 @@ def test_an_older_torch_has_no_figure_and_refuses_limits(suite, monkeypatch):
     assert pinned(session) == {"test_it": 0.0}
     session = suite.run(source=source.replace("gpu_memory", "gpu_memory(max_pinned_gib=1)"))
     assert session.outcomes == {"errors": 1}
-    assert f"max_pinned_gib=1: torch {torch.__version__} does not tell how much" in session.flat
+    assert f"max_pinned_gib=1: torch {torch.__version__} does not report how much" in session.flat
     assert "with torch 2.10 or newer, or leave out this limit" in session.flat
 
 
