@@ -396,15 +396,15 @@ class ServerStart:
     weights: int = 0
     activations: int = 0
     """peak of the server's profiling run, above the weights"""
-    outside: int = 0
+    outside: Signed = 0
     """memory that the server counted besides weights and activations"""
-    graphs: int = 0
+    graphs: Signed = 0
     """memory that the server set aside for CUDA graphs before it sized the cache"""
     graphs_taken: int = 0
     """memory that capturing the CUDA graphs used"""
     captured: int = 0
     """number of CUDA graphs that it captured"""
-    cache: int = 0
+    cache: Signed = 0
     """memory left for the KV cache"""
     needed: int = 0
     """KV cache that one request of maximum length needs"""
@@ -414,7 +414,7 @@ class ServerStart:
     """number of requests of maximum length that the cache holds"""
     length: int = 0
     """longest request that the server accepts, in tokens"""
-    free: int | None = None
+    free: Signed | None = None
     """lowest free memory of the device during the start; None if the server refused to start"""
     refusal: str = ""
     """the error with which the server refused to start; "" if it started"""

@@ -142,6 +142,14 @@ def test_cards_and_the_largest_length(run):
     assert 200_000 < largest < 212_880  # within 0.1 GiB of the limit no start is promised
 
 
+def test_a_refusal_without_any_memory_for_the_cache_is_in_the_report(run, tmp_path):
+    """Then the cache's figure is negative."""
+    status, text = run("--card=T4", "--until-started", "--json=it.json", own=["--mib=9500"])
+    assert (status, "one request of 1,024 tokens needs 0.06 GiB" in text) == (1, True)
+    results = json.loads((tmp_path / "it.json").read_text(encoding="utf-8"))["results"]
+    assert results[0]["measurement"]["servers"][0]["cache"] < 0
+
+
 def test_a_server_starts_whose_figures_cannot_be_read(run, tmp_path):
     """Another release may not have what its start is read from."""
     path = tmp_path / "vllm/v1/core/kv_cache_utils.py"
