@@ -307,24 +307,30 @@ class _Watch:
             self._peaks = {
                 index: _higher(peak, whole.get(index)) for index, peak in self._peaks.items()
             }
+            # A server captures CUDA graphs next, which takes minutes more with a recording.
+            self._attribute()
 
     def _end(self) -> None:
         with suppress(Exception):  # at interpreter shutdown anything may be gone
             self._write_peaks()
 
     def _write_peaks(self, *notes: Note) -> None:
-        """Write the peaks so far; the first call ends the recording and attributes them."""
+        """Write the peaks so far."""
         self._fold()
-        measured = {"": (self._peaks, Span(self._began, now())), **self._parts}
+        self._attribute()
+        parts = {name: self._plain(name, peaks) for name, (peaks, _) in self._parts.items()}
+        self._write({**self._plain("", self._peaks), "parts": parts}, *notes)
+
+    def _attribute(self) -> None:
+        """End the recording, and attribute the peaks; a later call drops what no longer holds."""
         explainer, self._explainer = self._explainer, None
-        if explainer is not None:  # the second call of a process has no explainer
+        if explainer is not None:
             self._explained = dict(self._peaks)
-            with suppress(Exception):
+            measured = {"": (self._peaks, Span(self._began, now())), **self._parts}
+            with suppress(Exception):  # a report must not break the program
                 self._attributions = explainer.attributions(measured)
         elif self._peaks != self._explained:
             self._attributions.pop("", None)
-        whole, *parts = [self._plain(name, peaks) for name, (peaks, _) in measured.items()]
-        self._write({**whole, "parts": dict(zip(self._parts, parts, strict=True))}, *notes)
 
     def _server_started(self) -> None:
         """Write the peaks once a server has started, as it may be killed when it is stopped."""
