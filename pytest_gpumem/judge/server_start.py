@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MARGIN: Final = GIB // 10
 """within this many bytes of its limit a start is not predicted: on one RTX 3090 the same command
 started, and failed some minutes later with 0.08 GiB less (log files of vllm-offload-profiles)"""
-# The next three are from public log files of 50 starts on real GPUs
+# The next three are from public log files of 52 starts on real GPUs
 # (benchmarks/results/published_servers.txt).
 OUTSIDE: Final = 576 * MIB
 """upper bound in bytes of the memory outside of PyTorch that a server on one GPU uses before it
