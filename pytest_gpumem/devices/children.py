@@ -140,7 +140,8 @@ class ChildWatch:
 
     def server_starts(self) -> tuple[ServerStart, ...]:
         """Return the starts of inference servers in this process and in its child processes."""
-        return read_starts(sorted(self._own_folder().glob(f"*{SUFFIX}")))
+        files = self._own_folder().glob(f"*{SUFFIX}")
+        return read_starts(sorted(files, key=lambda path: path.stat().st_mtime_ns))
 
     def _records(self) -> list[tuple[Path, dict[str, Any]]]:
         records = []

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from helpers import toy_vllm
+
+from pytest_gpumem.devices import servers
 
 SOURCE = """
 import pytest
@@ -31,8 +35,16 @@ def test_no_server():
 @pytest.mark.gpu_memory
 def test_another_error():
     from vllm import LLM
+    with pytest.raises((RuntimeError, ValueError)):
+        LLM(max_model_len=300_000)
     LLM()
     assert False
+
+@pytest.mark.gpu_memory
+def test_expected():
+    from vllm import LLM
+    with pytest.raises((RuntimeError, ValueError)):
+        LLM(max_model_len=300_000)
 """
 
 
@@ -42,7 +54,7 @@ def test_a_server_in_a_test(suite, monkeypatch, one_process):
     toy_vllm.write(suite.path)
     options = "--gpumem-card=T4", "-v", "-rN", "-p", "no:randomly"
     session = suite.run_warm(*options, source=SOURCE)
-    assert session.outcomes == {"passed": 1, "failed": 4}, session.out
+    assert session.outcomes == {"passed": 2, "failed": 4}, session.out
     verdicts = session.verdicts()
     assert verdicts["test_starts (server profiling run)"] == "no baseline"
     assert verdicts["test_few (server profiling run)"] == "under limit"
@@ -51,3 +63,13 @@ def test_a_server_in_a_test(suite, monkeypatch, one_process):
     assert "one request of 300,000 tokens needs 18.31 GiB of KV cache" in session.flat
     assert "no inference server that is known started in this test" in session.flat
     assert not any(name.startswith("test_another_error") for name in verdicts)
+
+
+def test_hooks_are_registered_once_for_many_tests(monkeypatch):
+    calls = []
+    library = SimpleNamespace(HOOKS={"json": lambda _watch, module: calls.append(module)})
+    monkeypatch.setattr(servers, "LIBRARIES", (library,))
+    watch = servers.ServerWatch()
+    watch.install()
+    watch.install()
+    assert len(calls) == 1

@@ -47,12 +47,16 @@ class ServerWatch:
         """called when the server has started in this process"""
         self.number: Callable[[int], int] = int
         """converts a device index of this process to the measuring process's index"""
+        self._is_installed = False
         self._starts: dict[int, ServerStart] = {}
         self._shared: dict[str, Any] = {}
         """fields of ServerStart that are equal on all devices"""
 
     def install(self) -> None:
-        """Register the hooks of all libraries, for the life of the process."""
+        """Register the hooks of all libraries, once for the life of the process."""
+        if self._is_installed:
+            return
+        self._is_installed = True
         for library in LIBRARIES:
             for module, hook in library.HOOKS.items():
                 IMPORTS.call_after(module, partial(hook, self))
@@ -105,7 +109,10 @@ WATCH: Final = ServerWatch()
 
 
 def read_starts(paths: Iterable[Path]) -> tuple[ServerStart, ...]:
-    """Merge the files of a server's processes; return one start per device, ordered by device."""
+    """Merge the files of a server's processes; return one start per device, ordered by device.
+
+    A file written later replaces the figures of earlier ones: a test may start several servers.
+    """
     starts: dict[int, ServerStart] = {}
     shared: dict[str, Any] = {}
     for path in paths:

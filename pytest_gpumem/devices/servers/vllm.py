@@ -40,7 +40,7 @@ PROFILING: Final = Patch(
 )
 CORE: Final = Patch(
     "vllm.v1.engine.core",
-    "get_kv_cache_configs",
+    *("get_kv_cache_configs", "EngineCore.__init__"),
     reason="vLLM refuses to start where the KV cache does not hold one request",
     versions="vLLM 0.17 to 0.33",
 )
@@ -103,7 +103,13 @@ def watch_core(watch: ServerWatch, module: ModuleType) -> None:
             watch.decided_for_all(server(), refusal=_text(error))
             raise
 
-    CORE.wrap(module, wrapped_by(sized))
+    def started(initialize: Callable[..., None], *args: Any, **options: Any) -> None:  # noqa: ANN401 - vLLM's
+        initialize(*args, **options)
+        watch.decided_for_all(server(), refusal="")  # an earlier engine may have refused
+
+    wrappers: dict[str, Callable[..., Any]] = dict(zip(CORE.names, (sized, started), strict=True))
+    functions = CORE.values(module)
+    CORE.put(module, {name: wrapped_by(wrappers[name])(functions[name]) for name in functions})
 
 
 def replace_arguments(_watch: ServerWatch, module: ModuleType) -> None:
@@ -206,15 +212,15 @@ def _captured(
     worker: Any,  # noqa: ANN401 - vLLM's
 ) -> Any:  # noqa: ANN401 - vLLM's
     """Run ``compile_or_warm_up_model``, and report the CUDA graphs' memory and what is left."""
-    torch: Any = sys.modules["torch"]
-    runner, device = worker.model_runner, worker.device.index
-    capture, count = getattr(runner, CAPTURE), 0
+    cuda: Any = sys.modules["torch"].cuda
+    runner, device, count = worker.model_runner, worker.device.index, 0
 
-    def captured(*args: Any, **options: Any) -> int:  # noqa: ANN401 - vLLM's
+    def captured(capture: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vLLM's
         with ExitStack() as stack:
-            GRAPH.wrap(torch.cuda.graphs, wrapped_by(counted), stack)
-            taken = int(capture(*args, **options))
-        watch.decided(server(), device, graphs_taken=taken, captured=count)
+            GRAPH.wrap(cuda.graphs, wrapped_by(counted), stack)
+            taken = capture(*args, **options)
+        with watch.observing(server()):
+            watch.decided(server(), device, graphs_taken=int(taken), captured=count)
         return taken
 
     def counted(end: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's
@@ -223,11 +229,13 @@ def _captured(
         return end(*args)
 
     with ExitStack() as stack:
-        Patch.on(runner, CAPTURE, captured, stack)
+        if hasattr(runner, CAPTURE):
+            capture = wrapped_by(captured)(getattr(runner, CAPTURE))
+            Patch.on(runner, CAPTURE, capture, stack)
         result = warm_up(worker)
-    cuda = torch.cuda
-    cached = cuda.max_memory_reserved(device) - cuda.memory_reserved(device)
-    watch.decided(server(), device, free=cuda.mem_get_info(device)[0] - cached)
+    with watch.observing(server()):
+        cached = cuda.max_memory_reserved(device) - cuda.memory_reserved(device)
+        watch.decided(server(), device, free=cuda.mem_get_info(device)[0] - cached)
     watch.started()
     return result
 
