@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
-from helpers.warm import HANGS, warm_python
+from helpers.program_runs import gpumem_run
 
 from pytest_gpumem.cli.program_trials import read_rank_list
 
@@ -45,17 +44,7 @@ def run(tmp_path, monkeypatch):
     def run(*options, own=(), new=False, **variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        python = sys.executable if new else warm_python()
-        command = [python, "-m", "pytest_gpumem.cli.main", "run", "--card=T4", *options]
-        ended = subprocess.run(
-            [*command, "program.py", *own],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=HANGS,
-        )
-        return ended.returncode, " ".join((ended.stderr + ended.stdout).split())
+        return gpumem_run(tmp_path, "--card=T4", *options, "program.py", *own, new=new)
 
     return run
 

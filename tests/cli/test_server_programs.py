@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 
 import pytest
 from helpers import toy_vllm
-from helpers.warm import HANGS, warm_python
+from helpers.program_runs import gpumem_run
 
 SERVE = """
 import argparse
@@ -34,16 +33,7 @@ def run(tmp_path, monkeypatch):
     def run(*options, own=(), **variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        command = [warm_python(), "-m", "pytest_gpumem.cli.main", "run", *options]
-        ended = subprocess.run(
-            [*command, "serve.py", *own],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=HANGS,
-        )
-        return ended.returncode, " ".join((ended.stderr + ended.stdout).split())
+        return gpumem_run(tmp_path, *options, "serve.py", *own)
 
     return run
 

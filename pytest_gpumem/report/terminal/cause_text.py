@@ -47,7 +47,7 @@ class _AmountRow(NamedTuple):
     places: Sequence[str]
     """texts of the source line, from long to short"""
     reasons: Sequence[str]
-    """clauses shown below it"""
+    """clauses shown below the row"""
     keepers: Sequence[Keeper]
     """keepers of its blocks, with a clause each among ``reasons``"""
 

@@ -76,7 +76,7 @@ class CompiledCode:
 
 
 def any_graphs() -> bool:
-    """Return whether this thread has CUDA graph managers, one of which exists per device."""
+    """Return whether this thread has a CUDA graph manager for any device."""
     thread = getattr(sys.modules.get(REPLAYS.module), "local", None)
     containers = getattr(thread, "tree_manager_containers", {})
     return any(getattr(each, "tree_manager", None) is not None for each in containers.values())
