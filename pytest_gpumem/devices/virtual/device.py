@@ -9,11 +9,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import os
 import sys
 import warnings
 from contextlib import AbstractContextManager, ExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.autograd_threads import (
@@ -30,8 +28,8 @@ from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual import native, uncaptured_stderr
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.aspects import Aspects
+from pytest_gpumem.devices.virtual.card_change import CardChange
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
-from pytest_gpumem.devices.virtual.gpu_choices import cublas_workspace
 from pytest_gpumem.devices.virtual.inherited import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.missing_libraries import supply_missing_libraries
@@ -42,6 +40,7 @@ from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from types import ModuleType
 
     from pytest_gpumem.devices.cards import Card
@@ -58,15 +57,6 @@ PROBE: Final = 64 << 20
 """bytes to allocate under a cap that is a fraction: the fraction of FIRST_TOTAL allows them, and
 the same fraction of a card's memory does not"""
 
-# at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, returns
-# a pointer to PyTorch's cached properties; DeviceIndex is int8_t, in older versions int16_t
-_PROPERTIES_SYMBOLS: Final = (
-    ("_ZN2at4cuda19getDevicePropertiesEa", ctypes.c_int8),
-    ("_ZN2at4cuda19getDevicePropertiesEs", ctypes.c_int16),
-)
-
-# at::native::_cudnn_set_conv_benchmark_empty_cache(bool), declared in ATen/native/ConvUtils.h
-_EMPTYING_SYMBOL: Final = "_ZN2at6native37_cudnn_set_conv_benchmark_empty_cacheEb"
 CONTAINER_PAGE: Final = (
     "https://pytest-gpumem.readthedocs.io/en/latest/how-to/light.html#on-a-mac-or-on-windows"
 )
@@ -148,6 +138,7 @@ class VirtualDevice(Device):
         self._torch: ModuleType | None = None
         self._visibility: DeviceVisibility | None = None
         self._opened_card: Card | None = None
+        self._card_change: CardChange | None = None
         self._opened_count = 0
         """number of open devices; 0: none"""
         self._first_use: FirstUse | None = None
@@ -324,8 +315,9 @@ class VirtualDevice(Device):
             VIEW.install()
             CAPS.install()
             if card is not self._opened_card:
-                self.library.set_card(card)
-                self._change_card(torch, card)
+                self._card_change = self._card_change or CardChange(self.library, torch)
+                self._card_change.to(card)
+                self._opened_card = card
             if self._kept_total is None:  # now, before a measurement: the check allocates
                 with VIEW.hidden([0]):
                     self._kept_total = self._keeps_total()
@@ -351,34 +343,6 @@ class VirtualDevice(Device):
         self._adaptation.enter_context(adapted(self.library.describe(count)))
         self._unsupported = self.library.unsupported()
         self._aspects.begin()
-
-    def _change_card(self, torch: ModuleType, card: Card) -> None:
-        """Make PyTorch forget the previous card: its properties, and choices based on them."""
-        library = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cuda.so"))
-        major = int(torch.version.cuda.split(".")[0])
-        for symbol, index_type in _PROPERTIES_SYMBOLS:
-            get = getattr(library, symbol, None)
-            if get is not None:
-                get.restype, get.argtypes = ctypes.c_void_p, [index_type]
-                for index in range(CAPACITIES.devices):
-                    self.library.fill_properties(get(index), index, major)
-                break
-        else:
-            if self._opened_card is not None:
-                self.library.set_card(self._opened_card)
-                raise DeviceError(
-                    f"card {card.name!r}",
-                    f"torch {torch.__version__} keeps the properties of {self._opened_card.name}",
-                    "run the tests of each card in a separate process",
-                )
-        self._opened_card = card
-        cpu = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"))
-        self.library.switch_emptying(getattr(cpu, _EMPTYING_SYMBOL, None))
-        if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
-            # A PyTorch that has this setter caches the choice for the process's first card, and its
-            # own reset restores that choice. Older versions read the card each time.
-            with suppress(AttributeError):
-                torch._C._cuda_setCublasWorkspaceSize(cublas_workspace(card.capability))
 
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""

@@ -169,10 +169,12 @@ def test_the_first_card_of_a_process_leaves_nothing_behind():
     assert child(code, card=None, args=["H100", "T4"], warm=True) == alone
 
 
-def test_a_card_that_cannot_be_had_leaves_the_last_one(monkeypatch):
+@pytest.mark.parametrize("symbol", ["_PROPERTIES", "_ARCHITECTURES"])
+def test_a_card_that_cannot_be_had_leaves_the_last_one(monkeypatch, symbol):
     with virtual_card("T4"):
         pass
-    monkeypatch.setattr("pytest_gpumem.devices.virtual.device._PROPERTIES_SYMBOLS", ())
+    missing = () if symbol == "_PROPERTIES" else "missing"
+    monkeypatch.setattr(f"pytest_gpumem.devices.virtual.card_change.{symbol}", missing)
     with pytest.raises(DeviceError, match="keeps the properties of T4"):
         virtual_device().open(CARDS["L4"], 1)
     with virtual_card("T4"):
