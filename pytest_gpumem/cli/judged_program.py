@@ -272,6 +272,9 @@ class JudgedProgram:
         if self._phases is not None:
             self._phases.stop()
         run, results = self._session.run, []
+        refused = any(start.refusal for start in self._children.server_starts())
+        if error is None and refused and not passed:
+            error = SystemExit("the server did not start")  # SGLang ends its process so
         unused = run is None or run.is_unused
         used_below = self._processes_used_a_gpu(passed=passed, alone=unused)
         if run is not None and error is None and unused and not used_below:

@@ -55,9 +55,7 @@ EXPLAINER: Final = "GPUMEM_CHILDREN_EXPLAINED"
 """environment variable with the class that attributes a process's peaks, and the project's folder:
 "module:class:folder". A child process imports the class by name, because the package ``devices``
 may not import ``explain``, which has the class"""
-KILLED: Final = (
-    "an inference server was killed when it was stopped: its peaks are those until it had started"
-)
+KILLED: Final = "an inference server was killed: its peaks are those until it had started"
 IMPORTER: Final = os.getpid()
 """id of the process that imported this module: a process with another id is a fork of it"""
 

@@ -34,8 +34,9 @@ GRAPH: Final = (200 << 10, 1350 << 10)
 MAX_REFUSAL: Final = 160
 """maximum number of characters of the server's error that a verdict shows"""
 ADVICE: Final = (
-    "declare a shorter max_model_len or a larger gpu_memory_utilization, or take a larger card: "
-    "gpumem run searches for values with which it starts"
+    "declare shorter requests (vLLM's max_model_len) or a larger share of the memory "
+    "(gpu_memory_utilization, SGLang's mem_fraction_static), or take a larger card: gpumem run "
+    "searches for values with which it starts"
 )
 
 
@@ -45,7 +46,9 @@ def with_unknown(start: ServerStart, devices: int) -> ServerStart:
     graphs = [start.captured * nbytes for nbytes in GRAPH]
     if start.graphs:  # the server sets memory aside for graphs before it sizes the cache
         return replace(start, unseen=(graphs[0], outside + graphs[1]))
-    return replace(start, unseen=(0, outside), unseen_later=graphs[1])
+    # A server without a profiling run loads the kernels after it has allocated the cache.
+    later = graphs[1] if start.activations else graphs[1] + outside
+    return replace(start, unseen=(0, outside), unseen_later=later)
 
 
 def overflow(start: ServerStart) -> int:

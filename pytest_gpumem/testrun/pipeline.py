@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.devices import virtual
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.result import describe_budget, too_much, with_others
+from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import Note, NoteKind
@@ -291,5 +292,7 @@ def unused_notes(run: Run, children: Sequence[Child], path: Path) -> list[Note]:
 def unrecorded(result: Result) -> Result:
     """Return the result of a test that allocated nothing, so that no command records a baseline."""
     notes = tuple(note for note in result.verdict.notes if note.kind is not NoteKind.RECORDED)
-    verdict = replace(result.verdict, notes=notes, advice=UNUSED_REMEDY, command=None)
+    # A server's process may have failed it, which has other remedies.
+    advice = result.verdict.advice if result.verdict.kind is Kind.NO_START else UNUSED_REMEDY
+    verdict = replace(result.verdict, notes=notes, advice=advice, command=None)
     return replace(result, baseline=False, verdict=verdict)

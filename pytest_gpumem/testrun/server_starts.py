@@ -30,7 +30,7 @@ class ServerStartsStage:
             return test
         if not servers:
             problem = "no inference server that is known started in this test"
-            remedy = "start vLLM in the test, or leave out min_cache_tokens"
+            remedy = "start vLLM or SGLang in the test, or leave out min_cache_tokens"
             raise GpuMemError(f"min_cache_tokens={spec.min_cache_tokens}", problem, remedy)
         part = PROFILING_RUN if PROFILING_RUN in test.measured else ""
         declared, measurement = test.measured[part]

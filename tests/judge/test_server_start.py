@@ -62,7 +62,7 @@ def test_a_start_near_its_limit_is_not_promised(cache, unseen, answer):
 
 def test_a_real_gpu_uses_more():
     """Of graphs that the server has measured, its cache has less; of others, the device has."""
-    start = replace(START, captured=1000, free=2 * GIB)
+    start = replace(START, captured=1000, free=2 * GIB, activations=MIB)
     assert with_unknown(START, 1).unseen == (0, OUTSIDE)
     assert with_unknown(START, 2).unseen == (0, OUTSIDE_OF_SEVERAL)
     measured_graphs = with_unknown(replace(start, graphs=MIB), 1)
@@ -71,6 +71,8 @@ def test_a_real_gpu_uses_more():
     later = with_unknown(start, 1)
     assert (later.unseen, later.unseen_later) == ((0, OUTSIDE), 1000 * GRAPH[1])
     assert (overflow(later), is_too_close(later)) == (0, False)
+    without_profile = with_unknown(replace(start, activations=0), 1)
+    assert without_profile.unseen_later == OUTSIDE + 1000 * GRAPH[1]
     full = replace(later, free=GIB)
     assert overflow(full) == later.unseen_later + MARGIN - GIB
     assert why_not_started([full]) == (

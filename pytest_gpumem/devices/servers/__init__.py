@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.devices.servers import vllm, web_server
+from pytest_gpumem.devices.servers import sglang, vllm, web_server
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.variables import CHILDREN
 from pytest_gpumem.measurement import ServerStart
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-LIBRARIES: Final = (vllm, web_server)
+LIBRARIES: Final = (sglang, vllm, web_server)
 PROFILING_RUN: Final = "server profiling run"
 """name of the test's part in which a server measures the memory that it needs besides the KV
 cache"""

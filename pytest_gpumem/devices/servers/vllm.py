@@ -16,6 +16,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.devices.servers.common import (
+    counting_graphs,
+    free_memory,
+    reporting_refusals,
+    text,
+)
 from pytest_gpumem.devices.variables import SERVER_ARGUMENTS
 from pytest_gpumem.patches import Patch, wrapped_by
 
@@ -50,9 +56,6 @@ ARGUMENTS: Final = Patch(
     reason="gpumem run looks for arguments with which vLLM starts",
     versions="vLLM 0.17 to 0.33",
 )
-GRAPH: Final = Patch(
-    "torch.cuda.graphs", "CUDAGraph.capture_end", reason="the CUDA graphs of a server are counted"
-)
 CAPTURE: Final = "capture_model"
 """method of vLLM's model runner that captures CUDA graphs, and returns how many bytes they use"""
 
@@ -67,14 +70,10 @@ def watch_worker(watch: ServerWatch, module: ModuleType) -> None:
 
     def guarded(wrapper: Callable[..., Any] | None) -> Callable[..., Any]:
         def call(method: Callable[..., Any], worker: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vLLM's
-            try:
+            with reporting_refusals(watch, server()):
                 if wrapper is None:
                     return method(worker, *args, **options)
                 return wrapper(method, worker, *args, **options)
-            except Exception as error:
-                if _is_refusal(error):
-                    watch.decided_for_all(server(), refusal=_text(error))
-                raise
 
         return call
 
@@ -100,7 +99,7 @@ def watch_core(watch: ServerWatch, module: ModuleType) -> None:
         try:
             return get_configs(*arguments)
         except ValueError as error:
-            watch.decided_for_all(server(), refusal=_text(error))
+            watch.decided_for_all(server(), refusal=text(error))
             raise
 
     def started(initialize: Callable[..., None], *args: Any, **options: Any) -> None:  # noqa: ANN401 - vLLM's
@@ -212,21 +211,14 @@ def _captured(
     worker: Any,  # noqa: ANN401 - vLLM's
 ) -> Any:  # noqa: ANN401 - vLLM's
     """Run ``compile_or_warm_up_model``, and report the CUDA graphs' memory and what is left."""
-    cuda: Any = sys.modules["torch"].cuda
-    runner, device, count = worker.model_runner, worker.device.index, 0
+    runner, device = worker.model_runner, worker.device.index
 
     def captured(capture: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vLLM's
-        with ExitStack() as stack:
-            GRAPH.wrap(cuda.graphs, wrapped_by(counted), stack)
+        with counting_graphs() as graphs:
             taken = capture(*args, **options)
         with watch.observing(server()):
-            watch.decided(server(), device, graphs_taken=int(taken), captured=count)
+            watch.decided(server(), device, graphs_taken=int(taken), captured=graphs.count)
         return taken
-
-    def counted(end: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's
-        nonlocal count
-        count += 1
-        return end(*args)
 
     with ExitStack() as stack:
         if hasattr(runner, CAPTURE):
@@ -234,22 +226,6 @@ def _captured(
             Patch.on(runner, CAPTURE, capture, stack)
         result = warm_up(worker)
     with watch.observing(server()):
-        cached = cuda.max_memory_reserved(device) - cuda.memory_reserved(device)
-        watch.decided(server(), device, free=cuda.mem_get_info(device)[0] - cached)
+        watch.decided(server(), device, free=free_memory(device))
     watch.started()
     return result
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Return whether an error means that there is not enough memory."""
-    torch: Any = sys.modules["torch"]
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, torch.OutOfMemoryError):
-            return True
-        cause = cause.__cause__
-    return isinstance(error, ValueError) and "memory" in str(error).lower()
-
-
-def _text(error: BaseException) -> str:
-    return " ".join(str(error).split())

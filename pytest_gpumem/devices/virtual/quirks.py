@@ -142,7 +142,7 @@ that write to tensors among the arguments: flashinfer_sampling_binding.cu declar
 
 
 class WritingModule:
-    """Replaces a compiled module of WRITING_MODULES: functions mark their tensors as unknown."""
+    """Replaces a compiled module that only launches: functions mark their tensors as unknown."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -152,7 +152,7 @@ class WritingModule:
             raise AttributeError(function)
 
         def write(*args: object, **kwargs: object) -> None:
-            forget_written(f"flashinfer {self._name}.{function}", [*args, *kwargs.values()])
+            forget_written(f"{self._name}.{function}", [*args, *kwargs.values()])
 
         return write
 
@@ -168,7 +168,7 @@ def load_without_compiler(module: ModuleType) -> None:
 
 def _load_module(build_and_load: Callable[[Any], object], spec: Any) -> object:  # noqa: ANN401 - FlashInfer's
     if spec.name in WRITING_MODULES:
-        return WritingModule(spec.name)
+        return WritingModule(f"flashinfer {spec.name}")
     try:
         return build_and_load(spec)
     except (RuntimeError, OSError) as error:
@@ -180,8 +180,61 @@ def _load_module(build_and_load: Callable[[Any], object], spec: Any) -> object: 
             "install the CUDA toolkit (nvcc, and the headers of all its libraries), or use no "
             "kernels of FlashInfer: in vLLM, --attention-backend FLASH_ATTN or TRITON_ATTN for "
             "attention, --moe-backend triton for experts, VLLM_USE_FLASHINFER_SAMPLER=0 for "
-            "sampling",
+            "sampling; in SGLang, --attention-backend triton",
         ) from error
+
+
+# -- SGLang compiles kernels of its own at the first use --
+
+SGLANG_MODULES: Final = Patch(
+    "sglang.kernels.jit.utils.compile.loader",
+    "load_jit",
+    reason="SGLang's kernels are not compiled, because no kernel runs",
+)
+RETURNING_MODULES: Final = frozenset(
+    {"communicator", "cuda_ipc", "custom_all_reduce", "tp_qknorm", "compress_plan"}
+)
+"""SGLang's modules whose functions return figures; those of all others return nothing, and only
+launch kernels that write to tensors among the arguments (its kernels/ops)"""
+
+
+def load_without_nvcc(module: ModuleType) -> None:
+    """Make SGLang load a WritingModule in place of kernels whose values nothing needs."""
+    SGLANG_MODULES.wrap(module, wrapped_by(_load_jit))
+
+
+def _load_jit(load: Callable[..., object], *names: str, **sources: Any) -> object:  # noqa: ANN401 - SGLang's
+    if names[0] in RETURNING_MODULES:
+        return load(*names, **sources)
+    return WritingModule(f"sglang {names[0]}")
+
+
+# -- CuTe DSL's compiled functions launch through a copy of NVIDIA's runtime inside its library --
+
+LAUNCHES: Final = Patch(
+    "cutlass.cutlass_dsl.tvm_ffi_provider",
+    *("TVMFFIJitCompiledFunction.__call__", "TVMFFIJitCompiledFunctionWithKwargs.__call__"),
+    reason="the copy of NVIDIA's runtime inside nvidia-cutlass-dsl works with no other driver",
+)
+
+
+def launch_nothing(module: ModuleType) -> None:
+    """Make compiled functions of CuTe DSL mark their tensors as unknown, and return.
+
+    Their callers allocate the outputs: a function of CuTe DSL cannot allocate PyTorch's memory.
+    """
+    LAUNCHES.wrap(module, wrapped_by(_mark_written))
+
+
+def _mark_written(
+    _call: Callable[..., object],
+    function: Any,  # noqa: ANN401 - CuTe DSL's
+    *args: object,
+    **kwargs: object,
+) -> None:
+    # "cutlass___call___NAME_object_at__", followed by the types of the arguments
+    name = function.function_name.removeprefix("cutlass___call___").partition("_object_at_")[0]
+    forget_written(f"CuTe DSL {name}", [*args, *kwargs.values()])
 
 
 # -- vLLM's model runner reads back how many tokens its Triton kernels have sampled --
@@ -233,6 +286,8 @@ HOOKS: Final = {
     "jax_plugins.xla_cuda13": refuse_devices,
     DRIVER.module: refuse_driver,
     JIT_MODULES.module: load_without_compiler,
+    SGLANG_MODULES.module: load_without_nvcc,
+    LAUNCHES.module: launch_nothing,
     SAMPLING.module: sample_one_token,
 }
 """functions to call with a library's module once it is imported, by the module's name"""

@@ -316,6 +316,68 @@ def test_flashinfers_sampling_is_not_compiled_and_other_modules_are_refused(tmp_
     assert "--attention-backend FLASH_ATTN" in lines[3]
 
 
+SGLANG = """
+def load_jit(*names, cuda_files=None):
+    raise RuntimeError(f"Failed to build JIT module {names[0]}")
+"""
+CUTE = """
+class TVMFFIJitCompiledFunction:
+    function_name = "cutlass___call___normRMSNormKernel_object_at__FakeTensorBFloat16"
+
+    def __call__(self, *args):
+        raise RuntimeError("cudaErrorCallRequiresNewerDriver")
+
+class TVMFFIJitCompiledFunctionWithKwargs(TVMFFIJitCompiledFunction):
+    def __call__(self, *args, **kwargs):
+        raise RuntimeError("cudaErrorCallRequiresNewerDriver")
+"""
+
+
+def test_kernels_of_sglang_and_cute_dsl_leave_their_tensors_unknown(tmp_path):
+    """Stand-ins of the same names: the one compiles, the other calls a copy of CUDA's runtime."""
+    for name, text in (
+        ("sglang/kernels/jit/utils/compile/loader.py", SGLANG),
+        ("cutlass/cutlass_dsl/tvm_ffi_provider.py", CUTE),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    text = child(
+        """
+        import sys
+
+        import torch
+
+        sys.path.insert(0, sys.argv[1])
+        from cutlass.cutlass_dsl.tvm_ffi_provider import (
+            TVMFFIJitCompiledFunction, TVMFFIJitCompiledFunctionWithKwargs
+        )
+        from sglang.kernels.jit.utils.compile.loader import load_jit
+
+        def known(tensor):
+            return type(tensor.sum().item()).__name__
+
+        first, second, third = (torch.ones(3, device="cuda").int() for _ in range(3))
+        print(known(first), known(second), known(third))
+        print(load_jit("fused_rope", "bf16", cuda_files=["rope.cuh"]).run(first))
+        print(TVMFFIJitCompiledFunction()(second), known(first), known(second))
+        print(TVMFFIJitCompiledFunctionWithKwargs()(out=third), known(third))
+        try:
+            load_jit("custom_all_reduce")
+        except RuntimeError as error:
+            print(error)
+        """,
+        args=[str(tmp_path)],
+        warm=True,
+    )
+    assert text.splitlines() == [
+        "int int int",
+        "None",
+        "None UncertainInt UncertainInt",
+        "None UncertainInt",
+        "Failed to build JIT module custom_all_reduce",
+    ]
+
+
 RUNNER = """
 import torch
 
