@@ -346,9 +346,9 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
 enum {
     MAX_BYTES = 4096,       /* of all tensors: such an operator is free in a test's budget (TINY of budget.py) */
     MAX_ELEMENTS = 1 << 15, /* of a cheap operator: PyTorch uses one thread, and it is free too */
-    MAX_ALONE = 2048,       /* elements up to which each operator except those of THREADS uses one thread: above it MKL's
-                               functions start a second thread (VML's grain in aten/src/ATen/cpu/vml.h). Waiting for it takes
-                               10 ms and more on a busy machine */
+    MAX_ALONE = 99,         /* elements up to which each operator except those of THREADS uses one thread: from 100 on MKL's
+                               vector functions (sin, exp) start a second one, once set_num_threads has been called. Waiting
+                               for it takes 10 ms and more on a busy machine */
     MAX_WRITTEN = 64,       /* tensors among the arguments */
     MAX_RESULTS = 8
 };
