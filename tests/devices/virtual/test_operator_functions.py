@@ -371,6 +371,45 @@ def test_larger_results_are_computed_without_python_as_by_it(monkeypatch):
             assert operator not in seen[name, True]
 
 
+@pytest.mark.usefixtures("exchange_api")
+@pytest.mark.parametrize(("width", "rows"), [(64, 16), (2048, 4096)], ids=["known", "unknown"])
+def test_a_step_passes_next_to_no_operator_to_python(monkeypatch, width, rows):
+    """Python's code alone would make a step take more than twice as long."""
+    import torch
+    from torch import nn
+
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+    passed = []
+
+    def noting(method):
+        def noted(mode, call, *rest):
+            passed.append(call.name)
+            return method(mode, call, *rest)
+
+        return noted
+
+    for name in ("run", "finish"):
+        monkeypatch.setattr(ValueMode, name, noting(getattr(ValueMode, name)))
+    numbers = []
+    with virtual_card() as device:
+        device.values.compute("auto")
+        parts = nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, 8)
+        model = nn.Sequential(*parts).cuda()
+        adam = torch.optim.Adam(model.parameters())
+        x = torch.ones(rows, width, device="cuda")
+        for native in (True, True, False):  # in the first step, Python looks at each operator
+            device.library.short_ways(native)
+            passed.clear()
+            adam.zero_grad()
+            model(x).square().mean().backward()
+            adam.step()
+            numbers.append(len(passed))
+        device.library.short_ways(1)
+    assert numbers[1] < 5
+    assert numbers[2] > 50
+
+
 def test_what_the_host_has_not_costs_nothing():
     import torch
 

@@ -222,6 +222,13 @@ def test_vllm_opens_the_virtual_gpus_nccl_unless_the_user_names_another(monkeypa
         assert os.environ["VLLM_NCCL_SO_PATH"] == "/users/libnccl.so.2"
 
 
+def test_a_program_without_python_preloads_the_library():
+    with virtual_card():
+        assert str(native.LIBRARY) in os.environ["LD_PRELOAD"]
+        done = subprocess.run(["sh", "-c", "echo ran"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("ran\n", "")
+
+
 def test_a_compiler_links_with_the_driver(tmp_path, monkeypatch):
     """As Inductor's C++ wrappers are, and the launchers of Triton before 3.3."""
     source, library = tmp_path / "launcher.c", tmp_path / "launcher.so"

@@ -1,5 +1,7 @@
-/* The kernel of PyTorch's operators that Python has registered for its own dispatch key. It is in C because it runs with
- * every operator of a step, and Python code would be several times slower.
+/* The kernel of PyTorch's operators that Python has registered for its own dispatch key. It runs with every operator of a
+ * step, so it is in C: by Python's code alone (values/interception.py) a training step takes more than twice as long, and a
+ * Python kernel that only looked up the tensors' addresses would add a fifth. Without the part that computes results, steps
+ * of small models, whose values are all known, would take up to half more.
  *
  * After most operators of a step the written values are unknown, and nothing else needs to be done: they read something
  * unknown, or write more than is stored. Such a call takes the short way here. So does a call with only known arguments

@@ -1,6 +1,8 @@
 /* The part of CPython's stable ABI that operator_functions.c needs, by its own names ("Stable Application Binary Interface"
- * in Python's C API). Python's header is not needed to build; the symbols are weak, as this library is loaded into programs
- * without Python too. */
+ * in Python's C API). It is declared here, with weak symbols, and not included from Python.h, because programs without
+ * Python load this library too: each program that a test starts, such as a shell or a compiler, preloads it
+ * (virtual/inherited.py), and would end with "undefined symbol: PyFloat_Type". Python's header is not needed to build
+ * either: Debian's python3 and python3-venv come without it. */
 #ifndef GPUMEM_PYTHON_H
 #define GPUMEM_PYTHON_H
 
