@@ -13,6 +13,12 @@ def grown(blocks, mib, unused=0):
     return ExtraBlocks(blocks, mib * MIB, unused * MIB)
 
 
+def test_a_keeper_is_named_where_no_other_blocks_add_up_to_the_growth():
+    """The line is in a helper that allocates for several keepers: number and bytes do not tell."""
+    blocks = [block("store", 5), block("kept", 4), block("batch", 5)]
+    assert choices(blocks, grown(1, 4)) == [NamedKeeper("kept", (1,))]
+
+
 def test_a_keeper_is_named_where_the_blocks_of_all_others_are_too_few_or_too_small():
     blocks = [block("store", 30), block("kept", 16), block("kept", 16), block("passing", 20)]
     assert choices(blocks, grown(2, 32)) == [NamedKeeper("kept", (1, 2))]
