@@ -216,7 +216,7 @@ def comparer(kinds: list[str], most: int) -> Callable[[str], dict[str, Any]]:
                 attempt(name, case, mode, record)
             except Exception as error:  # noqa: BLE001, PERF203 - results that cannot be compared
                 record["reason"] = record["reason"] or f"{case.label}: {summary(error)}"
-        return {**record, "failures": mode.failures}
+        return {**record, "failures": mode.host.unknown.failures}
 
     return compare
 
