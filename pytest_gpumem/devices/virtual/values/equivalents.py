@@ -1,4 +1,7 @@
-"""CPU equivalents of operators that only CUDA has, or whose outputs differ on CUDA."""
+"""CPU equivalents of operators that only CUDA has, or whose outputs differ on CUDA.
+
+Where PyTorch has a decomposition (torch._decomp) with CUDA's results, it is the equivalent.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch._decomp import decomposition_table
 
 from pytest_gpumem.devices.virtual.values.operator_table import (
     EQUIVALENTS,
@@ -58,24 +62,13 @@ def unique_slices(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
 
 @equivalent_of_arguments("aten::histc")
 def histc(args: Arguments) -> Tensor:
-    """Compute a histogram, also of integers, which the CPU's operator does not accept."""
-    values, bins = args.self, args.bins
-    counts: Tensor
+    """Compute a histogram, also of integers, whose range CUDA rounds towards zero."""
+    values = args.self
     if values.is_floating_point():
-        counts = aten.histc(values, bins, args.min, args.max)
+        counts: Tensor = aten.histc(values, args.bins, args.min, args.max)
         return counts
-    numbers = values.to(torch.int64).flatten()
-    if not numbers.numel():
-        counts = values.new_zeros(bins)
-        return counts
-    least, greatest = int(args.min), int(args.max)
-    if least == greatest:
-        least, greatest = int(numbers.min()), int(numbers.max())
-    if least == greatest:
-        least, greatest = least - 1, greatest + 1
-    inside = numbers[(numbers >= least) & (numbers <= greatest)]
-    places = ((inside - least) * bins // (greatest - least)).clamp(max=bins - 1)
-    return torch.bincount(places, minlength=bins).to(values.dtype)
+    counts = aten.histc(values.double(), args.bins, int(args.min), int(args.max))
+    return counts.to(values.dtype)
 
 
 # -- losses, dropout, embeddings, grids --
@@ -89,15 +82,6 @@ def cudnn_ctc_loss(args: Arguments) -> tuple[Tensor, Tensor]:
     loss, alpha = aten._ctc_loss(*arguments, *options)
     gradient = aten._ctc_loss_backward(torch.ones_like(loss), *arguments, loss, alpha, *options)
     return loss, gradient
-
-
-@equivalent("aten::_fused_dropout")
-def fused_dropout(
-    values: Tensor, keep: float, generator: torch.Generator | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the values that dropout keeps, scaled, and their mask."""
-    mask = torch.rand(values.shape, generator=generator) < keep
-    return values * mask / keep, mask.to(torch.uint8)
 
 
 @equivalent_of_arguments("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
@@ -116,6 +100,11 @@ def embedding_bag(args: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if args.mode != MAX:
         return output, bags, sizes, greatest.new_empty(0)
     return output, bags, sizes, greatest.reshape(starts.shape[0], weight.shape[1])
+
+
+for name in ("_fused_dropout", "_fused_rms_norm_backward"):
+    if hasattr(aten, name):  # torch before 2.9 has no _fused_rms_norm_backward
+        EQUIVALENTS[f"aten::{name}"] = decomposition_table[getattr(aten, name).default]
 
 
 ALIGNED: Final = True
@@ -178,6 +167,9 @@ equivalent_of_arguments("aten::cudnn_convolution_add_relu")(
 
 
 # -- matrix products: with other dtypes, scaled, grouped, of int4 --
+#
+# PyTorch's own for the CPU are missing in older versions (_scaled_mm in 2.6, _grouped_mm in 2.8),
+# and accept less: no scales of blocks, no int4 weights of 8 rows, no other result type.
 
 
 ZERO_OF_INT4 = 8

@@ -1,4 +1,9 @@
-"""CPU equivalents of normalizations that are cuDNN's, or whose results differ on CUDA."""
+"""CPU equivalents of normalizations that are cuDNN's, or whose results differ on CUDA.
+
+They call the CPU's kernels. PyTorch's decompositions (torch._decomp) return no statistics in
+evaluation and statistics in half precision, and do not accept all types that CUDA accepts.
+Synchronized batch normalization has neither a kernel for the CPU nor a decomposition.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +191,7 @@ def batch_norm_backward_elemt(args: Arguments) -> Tensor:
     return gradient.to(values.dtype)
 
 
-# -- layer, group and root-mean-square normalization --
+# -- layer normalization, softmax --
 
 
 @equivalent("aten::native_layer_norm")
@@ -208,37 +213,6 @@ def layer_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     parts = gradient, values, args.normalized_shape, args.mean, args.rstd, weight, bias
     results = aten.native_layer_norm_backward(*parts, [*args.output_mask])
     return tuple(map(_stored, results, stored))
-
-
-@equivalent("aten::_fused_rms_norm")
-def rms_norm(
-    values: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
-) -> tuple[Tensor, Tensor]:
-    """Return the output, and the inverse root mean square."""
-    dims = tuple(range(-len(shape), 0))
-    wide = values if values.dtype == torch.float64 else values.float()
-    least = torch.finfo(wide.dtype).eps if eps is None else eps
-    scale = (wide.square().mean(dims, keepdim=True) + least).rsqrt()
-    output = wide * scale
-    if weight is not None:
-        output = output * weight.to(output.dtype)
-    return output.to(values.dtype), scale
-
-
-@equivalent_of_arguments("aten::_fused_rms_norm_backward")
-def rms_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
-    """Return the gradients of rms_norm's input and weight."""
-    values, shape, weight, scale = args.input, args.normalized_shape, args.weight, args.rstd
-    dims = tuple(range(-len(shape), 0))
-    wide = torch.float64 if values.dtype == torch.float64 else torch.float32
-    normal, incoming = values.to(wide) * scale, args.grad_out.to(wide)
-    through = incoming if weight is None else incoming * weight.to(wide)
-    by_values = scale * (through - normal * (through * normal).mean(dims, keepdim=True))
-    by_weight = (incoming * normal).reshape(-1, *shape).sum(0)
-    return (
-        by_values.to(values.dtype) if args.output_mask[0] else None,
-        by_weight.to(weight.dtype) if args.output_mask[1] and weight is not None else None,
-    )
 
 
 def softmax(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.virtual.values.operator_table import Arguments
 
+aten: Final = torch.ops.aten
+
 RELU, TANH, LSTM, GRU = range(4)
 """cuDNN's modes of a recurrent network"""
 RUN: Final[dict[int, Callable[..., Any]]] = {
-    RELU: torch.ops.aten.rnn_relu,
-    TANH: torch.ops.aten.rnn_tanh,
-    LSTM: torch.ops.aten.lstm,
-    GRU: torch.ops.aten.gru,
+    RELU: aten.rnn_relu,
+    TANH: aten.rnn_tanh,
+    LSTM: aten.lstm,
+    GRU: aten.gru,
 }
 """PyTorch's operators that run these networks on the CPU, by mode"""
 GATES: Final = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
@@ -145,10 +147,17 @@ def differentiated(
 
 
 # -- cells of networks that do not use cuDNN --
+#
+# The workspace is read by the backward pass alone: unlike CUDA's, it has the gates before their
+# activations, which PyTorch's own backward passes for the CPU take.
 
 
 def _added(gates: Tensor, bias: Tensor | None) -> Tensor:
     return gates.float() if bias is None else gates.float() + bias.float()
+
+
+def _wide(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float()
 
 
 @equivalent_of_arguments("aten::_thnn_fused_lstm_cell")
@@ -157,34 +166,21 @@ def lstm_cell(args: Arguments) -> tuple[Tensor, Tensor, Tensor]:
     gates = _added(args.input_gates, args.input_bias)
     gates = gates + _added(args.hidden_gates, args.hidden_bias)
     enter, forget, new, leave = gates.chunk(4, -1)
-    enter, forget, leave = enter.sigmoid(), forget.sigmoid(), leave.sigmoid()
-    new = new.tanh()
-    state = forget * args.cx.float() + enter * new
-    workspace = torch.cat([enter, forget, new, leave], -1)
+    state = forget.sigmoid() * args.cx.float() + enter.sigmoid() * new.tanh()
     kind = args.input_gates.dtype
-    return (leave * state.tanh()).to(kind), state.to(kind), workspace.to(kind)
+    return (leave.sigmoid() * state.tanh()).to(kind), state.to(kind), gates.to(kind)
 
 
 @equivalent_of_arguments("aten::_thnn_fused_lstm_cell_backward_impl")
 def lstm_cell_backward(args: Arguments) -> tuple[Tensor | None, ...]:
     """Return the gradients of the gates, of the cell state, and of the bias."""
-    enter, forget, new, leave = args.workspace.float().chunk(4, -1)
-    hidden = torch.zeros_like(enter) if args.grad_hy is None else args.grad_hy.float()
-    shape = args.cy.float().tanh()
-    inner = hidden * leave * (1 - shape.square())
-    if args.grad_cy is not None:
-        inner = inner + args.grad_cy.float()
-    gates = torch.cat(
-        [
-            inner * new * enter * (1 - enter),
-            inner * args.cx.float() * forget * (1 - forget),
-            inner * enter * (1 - new.square()),
-            hidden * shape * leave * (1 - leave),
-        ],
-        -1,
-    ).to(args.workspace.dtype)
-    by_cell = (inner * forget).to(args.cx.dtype)
-    return gates, by_cell, gates.sum(0) if args.has_bias else None
+    gates, cell, state = args.workspace.float(), args.cx.float(), args.cy.float()
+    incoming = _wide(args.grad_hy), _wide(args.grad_cy)
+    by_gates, _, by_cell, *_ = aten._thnn_differentiable_lstm_cell_backward(
+        *incoming, gates, torch.zeros(()), None, None, cell, state
+    )
+    by_gates = by_gates.to(args.workspace.dtype)
+    return by_gates, by_cell.to(args.cx.dtype), by_gates.sum(0) if args.has_bias else None
 
 
 @equivalent_of_arguments("aten::_thnn_fused_gru_cell")
@@ -192,11 +188,11 @@ def gru_cell(args: Arguments) -> tuple[Tensor, Tensor]:
     """Return the new state, and the gates and the old state for the backward pass."""
     reset_i, enter_i, new_i = _added(args.input_gates, args.input_bias).chunk(3, -1)
     reset_h, enter_h, new_h = _added(args.hidden_gates, args.hidden_bias).chunk(3, -1)
-    reset, enter = (reset_i + reset_h).sigmoid(), (enter_i + enter_h).sigmoid()
-    new, hidden = (new_i + reset * new_h).tanh(), args.hx.float()
-    workspace = torch.cat([reset, enter, new, hidden, new_h], -1)
+    reset, enter, hidden = reset_i + reset_h, enter_i + enter_h, args.hx.float()
+    new = (new_i + reset.sigmoid() * new_h).tanh()
+    workspace = torch.cat([reset, enter, new_i, hidden, new_h], -1)
     kind = args.input_gates.dtype
-    return (new + enter * (hidden - new)).to(kind), workspace.to(kind)
+    return (new + enter.sigmoid() * (hidden - new)).to(kind), workspace.to(kind)
 
 
 @equivalent("aten::_thnn_fused_gru_cell_backward")
@@ -204,13 +200,12 @@ def gru_cell_backward(
     gradient: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the input's and the state's gates, the state, and both biases."""
-    reset, enter, new, hidden, new_h = workspace.float().chunk(5, -1)
-    incoming = gradient.float()
-    by_enter = incoming * (hidden - new) * enter * (1 - enter)
-    by_new = incoming * (1 - enter) * (1 - new.square())
-    by_reset = by_new * new_h * reset * (1 - reset)
-    kind = workspace.dtype
-    by_input = torch.cat([by_reset, by_enter, by_new], -1).to(kind)
-    by_hidden = torch.cat([by_reset, by_enter, by_new * reset], -1).to(kind)
+    width, kind = workspace.shape[-1] // 5, workspace.dtype
+    gates, hidden, new_h = workspace.float().split([3 * width, width, width], -1)
+    of_state = torch.nn.functional.pad(new_h, (2 * width, 0))
+    results = aten._thnn_differentiable_gru_cell_backward(
+        gradient.float(), gates, of_state, hidden, None, None
+    )
+    by_input, by_hidden, by_state = (result.to(kind) for result in results[:3])
     biases = (by_input.sum(0), by_hidden.sum(0)) if has_bias else (None, None)
-    return by_input, by_hidden, (incoming * enter).to(kind), *biases
+    return by_input, by_hidden, by_state, *biases

@@ -333,6 +333,37 @@ def test_results_and_gradients_are_the_cpus(mode, name):
 
 
 @pytest.mark.usefixtures("mode")
+def test_attention_to_what_is_not_a_number_is_none_either():
+    query = numbers(1, 1, 8, 16)
+    query[0, 0, 2] = torch.nan
+    query = query.to("cuda").requires_grad_()
+    with sdpa_kernel(EFFICIENT):
+        value = torch.ones_like(query)
+        output = functional.scaled_dot_product_attention(query, query.detach(), value)
+    output.sum().backward()
+    assert output.isnan().all()  # each other query attends to that key
+    assert query.grad.isnan().all()
+
+
+def test_whole_numbers_are_counted_in_bins_of_whole_numbers(mode):
+    values = torch.arange(-20, 90)
+    for least, greatest, bins in ((1, 50, 49), (-3, 60, 7), (0, 0, 10)):
+        ends = (least, greatest) if greatest else (-20, 89)
+        inside = values[(values >= ends[0]) & (values <= ends[1])]
+        places = ((inside - ends[0]) * bins // (ends[1] - ends[0])).clamp(max=bins - 1)
+        counts = torch.histc(values.to("cuda"), bins, least, greatest)
+        assert counts.tolist() == torch.bincount(places, minlength=bins).tolist()
+    assert mode.host.unknown.failures == {}
+
+
+def test_what_dropout_leaves_is_scaled(mode):
+    output, mask = torch.ops.aten._fused_dropout(torch.ones(1000, device="cuda"), 0.25)
+    assert torch.equal(output.cpu(), mask.cpu() * 4.0)
+    assert 150 < mask.sum().item() < 350
+    assert mode.host.unknown.failures == {}
+
+
+@pytest.mark.usefixtures("mode")
 def test_attentions_dropout_has_one_mask_forwards_and_backwards():
     query = torch.randn(1, 1, 8, 16, device="cuda", dtype=torch.bfloat16)
     value = torch.ones_like(query).requires_grad_()
