@@ -26,20 +26,20 @@ class Declaration(TypedDict, total=False):
     max_reserved_gib: float | None
     max_pinned_gib: float | None
     max_host_gib: float | None
-    max_fixed_gib: float | None
-    max_mib_per_sample: float | None
-    max_leak_mib: float | None
     card: str | Sequence[str] | None
     batch_size: int | None
-    batch_sizes: Sequence[int] | None
     tolerance: str | Sequence[str] | Tolerance | None
     baseline: bool | None
     devices: int | None
     warmup: int | None
     world_size: int | None
     rank: int | None
+    batch_sizes: Sequence[int] | None
+    max_mib_per_sample: float | None
+    max_fixed_gib: float | None
     ranks: Literal["all"] | Sequence[int] | None
     variants: dict[str, Literal[True] | dict[str, Any]] | None
+    max_leak_mib: float | None
     steady: bool | None
     min_cache_tokens: int | None
     values: Literal["auto", "full", "off"] | None

@@ -85,7 +85,7 @@ def measure(task: dict[str, Any]) -> list[Any]:
 
     name, sms = task["chip"]
     device = open_card(replace(find_card(name), sm_count=sms))
-    device.workspaces.assume_sizes(task.get("end", "usual"))
+    device.gpu_choices.assume_sizes(task.get("end", "usual"))
     from benchmarks.cudnn import figures
 
     figure = figures.peak if task["loop"] else figures.workspace

@@ -107,7 +107,7 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
                 figures.append("")
                 continue
             run.begin_again(record=False)
-            device.workspaces.assume_sizes(end)
+            device.gpu_choices.assume_sizes(end)
             step()
             gc.collect()
             real = run.peaks_of("")

@@ -134,7 +134,7 @@ def step(row: Row, process: Process) -> dict[str, list[float]]:
     ends = []
     if device.alternatives().reason:
         for end in ("least", "most"):
-            device.workspaces.assume_sizes(end)
+            device.gpu_choices.assume_sizes(end)
             run = train(transformer, optimizer, prepared, adapts=adapts)
             ends.append(run.most - start)
     del judge

@@ -111,7 +111,7 @@ def work(device: VirtualDevice, task: list[Any]) -> Iterator[list[Any]]:
     if memory:
         card = dataclasses.replace(card, total_memory=memory)
     device.open(card, 1)
-    device.workspaces.assume_sizes(end)
+    device.gpu_choices.assume_sizes(end)
     import torch
 
     try:

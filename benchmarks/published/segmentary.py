@@ -82,7 +82,7 @@ def steps(process: Process) -> Iterator[tuple[str, dict[str, list[int]]]]:
     for together in processes(process.rows):
         peaks: dict[str, dict[str, list[int]]] = {row["row"]: {} for row in together}
         for end in ENDS[:1] if family == "matrix" else ENDS:
-            device.workspaces.assume_sizes(end)  # also forgets plans that earlier networks timed
+            device.gpu_choices.assume_sizes(end)  # also forgets plans that earlier networks timed
             torch._C._cuda_clearCublasWorkspaces()
             for row in together:
                 gc.collect()

@@ -64,7 +64,7 @@ def steps(process: Process) -> Iterator[tuple[str, Pair]]:
     import torch
 
     torch.cuda.init()
-    process.device.workspaces.assume_sizes(process.variant)
+    process.device.gpu_choices.assume_sizes(process.variant)
     if process.variant != "usual":
         ROUNDS.warm = ROUNDS.count = 1
     yield from flux_rows() if process.rows[0]["model"] == "Flux" else diffusion_rows()

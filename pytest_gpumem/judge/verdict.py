@@ -353,8 +353,9 @@ class Verdict(Noted):
     beside: str = ""
     """the other part on which the exceeded limit depends; "" for any other verdict"""
     not_of_peak: bool = False
-    """whether memory at a part's end was too much: reports then show no lines and hints of its
-    peak, which do not explain it, and the test does not run again for them"""
+    """whether the figure beyond its limit is no peak of memory, such as the memory at a part's end:
+    reports then show no lines and hints of the peak, which do not explain it, and the test does not
+    run again for them"""
     held_to: str = ""
     """key of another device whose baseline was compared; "" for its own"""
     causes: tuple[Cause, ...] = ()

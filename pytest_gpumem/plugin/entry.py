@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.fixture import GpuMemory
 
 MARKER_HELP: Final = (
-    "gpu_memory(max_gib, max_allocated_gib, max_reserved_gib, card, batch_size, tolerance, "
-    "baseline, devices, warmup, world_size, rank, ranks, batch_sizes, max_mib_per_sample, "
-    "max_fixed_gib, variants, max_leak_mib, steady, values, max_pinned_gib, max_host_gib, "
-    "min_cache_tokens): "
+    "gpu_memory(max_gib, max_allocated_gib, max_reserved_gib, max_pinned_gib, max_host_gib, card, "
+    "batch_size, tolerance, baseline, devices, warmup, world_size, rank, batch_sizes, "
+    "max_mib_per_sample, max_fixed_gib, ranks, variants, max_leak_mib, steady, min_cache_tokens, "
+    "values): "
     "measure the test's peak CUDA memory, and compare it with the limits and with its baseline."
 )
 

@@ -15,7 +15,7 @@ from pytest_gpumem.spec import MemorySpec, spec_from_marks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FIELDS = [field.name for field in fields(MemorySpec) if field.name != "variant"]
+FIELDS = [field.name for field in fields(MemorySpec)]
 """the marker's arguments"""
 BUDGETS = ["max_gib", "max_allocated_gib", "max_reserved_gib", "max_pinned_gib", "max_host_gib"]
 WORLD = {"world_size": 64, "rank": 3}

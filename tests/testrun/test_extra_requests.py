@@ -17,13 +17,13 @@ MIB = 1 << 20
 LEFT = []
 
 def request(*mib, reason="a choice", counted=True, until=None, **more):
-    workspaces = VirtualDevice.loaded().workspaces
+    choices = VirtualDevice.loaded().gpu_choices
     now = time.time_ns() / 1000
     sizes = [size * MIB for size in mib]
-    return workspaces.add(reason, sizes, (now, until or now), counted=counted, **more)
+    return choices.add(reason, sizes, (now, until or now), counted=counted, **more)
 
 def keep(numbers):
-    VirtualDevice.loaded().workspaces.keep_until(numbers, time.time_ns() / 1000)
+    VirtualDevice.loaded().gpu_choices.keep_until(numbers, time.time_ns() / 1000)
 
 def hold(mib):
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")

@@ -34,8 +34,8 @@ class Aspects:
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self.values = VirtualValues(library)
-        self.workspaces = GpuChoices(library)
-        self._compilation = Compilation(self.values.computing_separately, self.workspaces)
+        self.gpu_choices = GpuChoices(library)
+        self._compilation = Compilation(self.values.computing_separately, self.gpu_choices)
         self._unanswered = ""
 
     def install(self) -> None:
@@ -58,9 +58,9 @@ class Aspects:
             parts = map(int, torch._C._cudnn.getCompileVersion())
             cudnn = sum(part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True))
         self._library.set_versions(major * 1000 + minor * 10, cudnn)
-        self.workspaces.convolutions.set_version(cudnn)
+        self.gpu_choices.convolutions.set_version(cudnn)
         if any(name.startswith(CUDNN) for name in stubs):
-            self.workspaces.convolutions.missing_package = f"nvidia-cudnn-cu{major}"
+            self.gpu_choices.convolutions.missing_package = f"nvidia-cudnn-cu{major}"
         if not has_checked_functions(torch.__version__):
             self._unanswered = self.linked_functions(torch).sentence(torch.__version__)
 
@@ -71,8 +71,8 @@ class Aspects:
 
     def begin(self) -> None:
         """Begin a run: reset the state of the previous one."""
-        self.workspaces.assume_sizes("usual")
-        self.workspaces.begin()
+        self.gpu_choices.assume_sizes("usual")
+        self.gpu_choices.begin()
         self._compilation.begin()
         self._library.forget_managed_peak()
         self.values.restart()
@@ -97,8 +97,8 @@ class Aspects:
             "allocator, are not in the peaks: a full GPU moves this memory to the host"
         )
         sentences = {
-            NoteKind.WORKSPACES: self.workspaces.notes(),
-            NoteKind.STREAMS: self.workspaces.stream_notes(),
+            NoteKind.WORKSPACES: self.gpu_choices.notes(),
+            NoteKind.STREAMS: self.gpu_choices.stream_notes(),
             NoteKind.COMPILATION: self._compilation.notes(),
             NoteKind.TIMING: self._compilation.timing_notes(),
             NoteKind.TORCH: [self._unanswered] if self._unanswered else [],

@@ -71,7 +71,7 @@ class ConvolutionWatch:
         """Return how many workspace sizes of all libraries were unknown since ``begin``."""
         return SizeCounts(*map(sub, self._library.size_counts(), self._sizes_at_start))
 
-    def counts(self) -> Convolutions:
+    def plan_counts(self) -> Convolutions:
         """Return how often cuDNN's plans have run since ``begin``."""
         return Convolutions(*map(sub, self._library.convolutions(), self._start))
 
@@ -91,7 +91,7 @@ class ConvolutionWatch:
 
     def notes(self) -> list[str]:
         """Return sentences on the convolutions that a reader of the figures needs."""
-        ran = self.counts()
+        ran = self.plan_counts()
         sentences = []
         if ran.unknown:
             self._largest = max(self._largest, self._library.largest_convolution())

@@ -149,7 +149,7 @@ class VirtualDevice(Device):
         self._unsupported: dict[str, int] = {}
         self._aspects = Aspects(library)
         self.values: VirtualValues = self._aspects.values
-        self.workspaces = self._aspects.workspaces
+        self.gpu_choices = self._aspects.gpu_choices
         self._stack = ExitStack()
         self._adaptation = ExitStack()
         """restores the environment when it closes; each run sets the environment again, because a
@@ -249,7 +249,7 @@ class VirtualDevice(Device):
 
     def alternatives(self) -> Alternatives:
         """See :meth:`pytest_gpumem.devices.base.Device.alternatives`."""
-        return self.workspaces.alternatives()
+        return self.gpu_choices.alternatives()
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""

@@ -113,17 +113,17 @@ class GpuChoices:
 
     def alternatives(self) -> Alternatives:
         """See :meth:`pytest_gpumem.devices.base.Device.alternatives`."""
-        counts = self.convolutions.size_counts()
+        sizes = self.convolutions.size_counts()
         reasons = [estimate.range for estimate in self._estimates() if estimate.range]
-        ranged = self.convolutions.counts().ranged
+        ranged = self.convolutions.plan_counts().ranged
         early, pinned_early = self._library.early_answers()
         # Limits are checked against sizes that a library or a GPU chooses, not against estimates.
-        chosen = ranged + counts.bounded
+        chosen = ranged + sizes.bounded
         possible = bool(self._reasons)
-        judged = bool(counts.choices or chosen or early or possible) and counts.larger <= chosen
+        judged = bool(sizes.choices or chosen or early or possible) and sizes.larger <= chosen
         if ranged:
             reasons.insert(0, self.convolutions.range_reason())
-        if counts.choices:
+        if sizes.choices:
             reasons.insert(0, "cuDNN's choice in benchmark mode")
         if early:
             reasons.append(STREAMS)
@@ -131,11 +131,11 @@ class GpuChoices:
         return Alternatives(
             blocks=None if workspaces is None else [*workspaces, *self._possible],
             events=self._library.allocator_events(),
-            smaller=bool(counts.smaller or counts.choices),
-            larger=bool(counts.larger or early or possible),
+            smaller=bool(sizes.smaller or sizes.choices),
+            larger=bool(sizes.larger or early or possible),
             reason="; ".join([*reasons, *self._reasons]),
             judged=judged,
-            margin=CUDNN_MARGIN if ranged or counts.choices else 0,
+            margin=CUDNN_MARGIN if ranged or sizes.choices else 0,
             pinned_early=pinned_early > 0,
         )
 

@@ -383,7 +383,7 @@ PROGRAM = """
     found = library.cudnn_found()
     ends = []
     for end in ("least", "most") if y is not None else ():
-        device.workspaces.assume_sizes(end)
+        device.gpu_choices.assume_sizes(end)
         del y
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

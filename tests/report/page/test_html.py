@@ -61,7 +61,7 @@ def section(report, name, parsed=None):
     return found
 
 
-def test_every_verdict_has_its_row_and_its_section(parsed):
+def test_every_result_has_its_row_and_its_section(parsed):
     rows = parsed.texts("td", class_="verdict")
     assert rows == [
         "✕ out of memory",

@@ -28,18 +28,18 @@ class Compilation:
     """Watches compilation and the compiled code that runs."""
 
     def __init__(
-        self, computing: Callable[[], AbstractContextManager[None]], workspaces: GpuChoices
+        self, computing: Callable[[], AbstractContextManager[None]], gpu_choices: GpuChoices
     ) -> None:
         """Create the objects that watch the compiler.
 
         Args:
             computing: returns a context manager in which values are computed.
-            workspaces: collects the extra blocks that a GPU may allocate.
+            gpu_choices: collects the extra blocks that a GPU may allocate.
         """
         self._computing = computing
         self._max_autotune = max_autotune.MaxAutotuneSwitch()
-        self._kernel_timing = kernel_timing.KernelTiming(workspaces)
-        self._products = padded_products.PaddedProducts(workspaces)
+        self._kernel_timing = kernel_timing.KernelTiming(gpu_choices)
+        self._products = padded_products.PaddedProducts(gpu_choices)
         self._compiled_code = compiled_code.CompiledCode()
 
     def install(self) -> None:

@@ -80,8 +80,8 @@ NOT_TIMED: Final = (
 class KernelTiming:
     """Returns equal times for all kernels, and reports what a GPU allocates to measure them."""
 
-    def __init__(self, workspaces: GpuChoices) -> None:
-        self._workspaces = workspaces
+    def __init__(self, gpu_choices: GpuChoices) -> None:
+        self._gpu_choices = gpu_choices
         self._was_timed = False
         self._timed: WeakSet[Any] = WeakSet()
         """Inductor kernels for which this process requested times"""
@@ -158,24 +158,24 @@ class KernelTiming:
         if sum(copies) > self._reported.get(tuner, -1):
             self._reported[tuner] = sum(copies)
             self._was_timed = True
-            add_timed(self._workspaces, copies, buffer)
+            add_timed(self._gpu_choices, copies, buffer)
 
 
 def add_timed(
-    workspaces: GpuChoices, called: Sequence[int], buffer: int, held: Sequence[int] = ()
+    gpu_choices: GpuChoices, called: Sequence[int], buffer: int, held: Sequence[int] = ()
 ) -> None:
     """Add the blocks that a GPU allocates to time a call.
 
     Args:
-        workspaces: collects the blocks.
+        gpu_choices: collects the blocks.
         called: bytes of each block that the call allocates.
         buffer: bytes of the buffer that flushes the GPU's cache.
         held: bytes of blocks that exist during the whole timing.
     """
     # The first call, a trial, comes before the buffer is allocated.
     time = time_ns() / 1000
-    workspaces.add(TIMED, [*held, *called], (time, time), counted=False)
-    workspaces.add(TIMED, [*held, buffer, *called], (time + 1, time + 1), counted=False)
+    gpu_choices.add(TIMED, [*held, *called], (time, time), counted=False)
+    gpu_choices.add(TIMED, [*held, buffer, *called], (time + 1, time + 1), counted=False)
 
 
 def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:

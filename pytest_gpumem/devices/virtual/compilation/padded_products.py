@@ -135,8 +135,8 @@ class CodeCall:
 class PaddedProducts:
     """Makes Inductor never pad, and reports the memory that padding would take."""
 
-    def __init__(self, workspaces: GpuChoices) -> None:
-        self._workspaces = workspaces
+    def __init__(self, gpu_choices: GpuChoices) -> None:
+        self._gpu_choices = gpu_choices
         self._requested: dict[Product, None] = {}
         """products considered since code was last compiled"""
         self._products: dict[Product, None] = {}
@@ -209,7 +209,7 @@ class PaddedProducts:
                 self._saved.append(current.saved)
             elif is_backward and self._saved:
                 for numbers in self._saved.pop():
-                    self._workspaces.keep_until(numbers, time_ns() / 1000)
+                    self._gpu_choices.keep_until(numbers, time_ns() / 1000)
 
     def _report(self, compiled: Any, products: Sequence[Product]) -> None:
         """Report the memory for timing, as if this run had just compiled the code."""
@@ -224,7 +224,7 @@ class PaddedProducts:
             if product not in self._products:
                 self._products[product] = None
                 called, operands = product.timed()
-                add_timed(self._workspaces, called, flushed(), operands)
+                add_timed(self._gpu_choices, called, flushed(), operands)
 
     def _multiply(self, multiply: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
@@ -244,12 +244,12 @@ class PaddedProducts:
         ended = time_ns() / 1000
         if product not in self._timed:
             self._timed.add(product)
-            self._workspaces.add(TIMED, [*copies, flushed()], (began, began), counted=False)
-        self._workspaces.add(PADDED, [result_copy], (began, ended))
+            self._gpu_choices.add(TIMED, [*copies, flushed()], (began, began), counted=False)
+        self._gpu_choices.add(PADDED, [result_copy], (began, ended))
         out = options.get("out", result)
         kept_with = out.untyped_storage().data_ptr() if call.saves else 0
         start = call.last_began if call.is_backward else began
-        numbers = self._workspaces.add(PADDED, copies, (start, ended), kept_with=kept_with)
+        numbers = self._gpu_choices.add(PADDED, copies, (start, ended), kept_with=kept_with)
         call.saved.append(numbers)
         call.last_began = began
         return result

@@ -231,7 +231,7 @@ def test_code_of_a_cache_that_an_earlier_version_wrote_has_a_range():
         torch.cuda.init()
         code = CachedCode()
         setattr(code, PRODUCTS, ((*product, (False, False), (True, True)),))
-        call = PaddedProducts(device.workspaces)._call
+        call = PaddedProducts(device.gpu_choices)._call
         assert call(lambda _code: "its result", code) == "its result"
         assert device.alternatives().larger
 
