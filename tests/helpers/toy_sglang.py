@@ -78,7 +78,7 @@ class ModelRunner:
         self.max_total_num_tokens -= 100
 """,
     "sglang/srt/entrypoints/http_server.py": """
-import multiprocessing, os, sys, time
+import multiprocessing, os, signal, sys
 
 from sglang.srt.utils import kill_process_tree
 
@@ -111,6 +111,9 @@ def launch_server(mib=64, share=0.9):
         _wait_and_warmup()
     end.set()
     process.join()
+    kill_process_tree(os.getpid(), include_parent=False)
+    signal.signal(signal.SIGQUIT, lambda *_: kill_process_tree(os.getpid()))
+    signal.raise_signal(signal.SIGQUIT)  # SGLang's watch of its processes is too late
 """,
 }
 

@@ -94,13 +94,23 @@ def watch_cache(watch: ServerWatch, module: ModuleType) -> None:
 
 
 def end_instead(_watch: ServerWatch, module: ModuleType) -> None:
-    """Make SGLang end this process as by Ctrl-C, in the place of SIGKILL."""
+    """Make SGLang end this process as by Ctrl-C, in the place of SIGKILL.
+
+    Once it has killed its child processes at its end, it sends this process a signal for each of
+    them, which is too late to end it.
+    """
+    has_ended = False
 
     def kill(kill_tree: Callable[..., None], process: int | None, **options: Any) -> None:  # noqa: ANN401 - SGLang's
-        if process != os.getpid() or not options.get("include_parent", True):
+        nonlocal has_ended
+        if process != os.getpid():
             kill_tree(process, **options)
             return
-        kill_tree(process, **{**options, "include_parent": False})
+        ends = options.pop("include_parent", True) and not has_ended
+        has_ended = True
+        kill_tree(process, include_parent=False, **options)
+        if not ends:
+            return
         # Deleting its ZeroMQ context would wait for ever for sockets of the killed processes.
         _KEPT.append(inspect.currentframe())
         if threading.current_thread() is threading.main_thread():
