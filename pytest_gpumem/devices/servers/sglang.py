@@ -58,10 +58,10 @@ def watch_runner(watch: ServerWatch, module: ModuleType) -> None:
 
     def guarded(report: Callable[..., None]) -> Callable[..., Any]:
         def call(method: Callable[..., Any], runner: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - SGLang's
-            with reporting_refusals(watch, server()), counting_graphs() as graphs:
+            with reporting_refusals(watch, _server()), counting_graphs() as graphs:
                 result = method(runner, *args, **options)
             if not runner.is_draft_worker:
-                with watch.observing(server()):
+                with watch.observing(_server()):
                     report(watch, runner, graphs.count)
             return result
 
@@ -83,11 +83,11 @@ def watch_cache(watch: ServerWatch, module: ModuleType) -> None:
         pre_model_load_memory: float,
     ) -> int:
         cache = profile(configurator, pre_model_load_memory)
-        with watch.observing(server()):
+        with watch.observing(_server()):
             device = configurator.gpu_id
             free, total = sys.modules["torch"].cuda.mem_get_info(device)
             requested = int(pre_model_load_memory * GIB) - (free - cache)
-            watch.decided(server(), device, cache=cache, requested=requested, total=total)
+            watch.decided(_server(), device, cache=cache, requested=requested, total=total)
         return cache
 
     CACHE.wrap(module, wrapped_by(profiled))
@@ -135,28 +135,28 @@ HOOKS: Final = {
 """by name of a module of SGLang: the function to call with it once it is imported"""
 
 
-def server() -> str:
+def _server() -> str:
     """Return the name and version of SGLang."""
     return f"SGLang {sys.modules['sglang'].__version__}"
 
 
 def _loaded(watch: ServerWatch, runner: Any, _graphs: int) -> None:  # noqa: ANN401 - SGLang's
     weights = int(runner.weight_load_mem_usage * GIB)
-    watch.decided(server(), runner.gpu_id, weights=weights)
+    watch.decided(_server(), runner.gpu_id, weights=weights)
 
 
 def _allocated(watch: ServerWatch, runner: Any, _graphs: int) -> None:  # noqa: ANN401 - SGLang's
     tokens, length = int(runner.max_total_num_tokens), int(runner.model_config.context_len)
     requests = tokens // length
-    watch.decided(server(), runner.gpu_id, tokens=tokens, requests=requests, length=length)
+    watch.decided(_server(), runner.gpu_id, tokens=tokens, requests=requests, length=length)
 
 
 def _captured(watch: ServerWatch, runner: Any, graphs: int) -> None:  # noqa: ANN401 - SGLang's
     watch.decided(
-        *(server(), runner.gpu_id),
+        *(_server(), runner.gpu_id),
         graphs_taken=int(sum(runner.graph_memory_usage.values()) * GIB),
         captured=graphs,
         free=free_memory(runner.gpu_id),
     )
-    watch.decided_for_all(server(), refusal="")  # an earlier engine may have refused
+    watch.decided_for_all(_server(), refusal="")  # an earlier engine may have refused
     watch.started()

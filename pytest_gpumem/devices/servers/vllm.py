@@ -70,7 +70,7 @@ def watch_worker(watch: ServerWatch, module: ModuleType) -> None:
 
     def guarded(wrapper: Callable[..., Any] | None) -> Callable[..., Any]:
         def call(method: Callable[..., Any], worker: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vLLM's
-            with reporting_refusals(watch, server()):
+            with reporting_refusals(watch, _server()):
                 if wrapper is None:
                     return method(worker, *args, **options)
                 return wrapper(method, worker, *args, **options)
@@ -88,23 +88,23 @@ def watch_core(watch: ServerWatch, module: ModuleType) -> None:
     """Report the bytes of KV cache that one request needs, and vLLM's error if there are fewer."""
 
     def sized(get_configs: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - vLLM's
-        with watch.observing(server()):
+        with watch.observing(_server()):
             config, specs = arguments[:2]
             needed = max(
                 sum(layer.max_memory_usage_bytes(config) for layer in layers.values())
                 for layers in specs
             )
             length = config.model_config.max_model_len
-            watch.decided_for_all(server(), needed=needed, length=length)
+            watch.decided_for_all(_server(), needed=needed, length=length)
         try:
             return get_configs(*arguments)
         except ValueError as error:
-            watch.decided_for_all(server(), refusal=text(error))
+            watch.decided_for_all(_server(), refusal=text(error))
             raise
 
     def started(initialize: Callable[..., None], *args: Any, **options: Any) -> None:  # noqa: ANN401 - vLLM's
         initialize(*args, **options)
-        watch.decided_for_all(server(), refusal="")  # an earlier engine may have refused
+        watch.decided_for_all(_server(), refusal="")  # an earlier engine may have refused
 
     wrappers: dict[str, Callable[..., Any]] = dict(zip(CORE.names, (sized, started), strict=True))
     functions = CORE.values(module)
@@ -132,7 +132,7 @@ HOOKS: Final = {
 """by name of a module of vLLM: the function to call with it once it is imported"""
 
 
-def server() -> str:
+def _server() -> str:
     """Return the name and version of vLLM."""
     return f"vLLM {sys.modules['vllm'].__version__}"
 
@@ -156,7 +156,7 @@ def _measured(
         PROFILING.wrap(module, wrapped_by(profiling), stack)
         stack.enter_context(watch.profiling_run())
         available = int(determine(worker))
-    with watch.observing(server()):
+    with watch.observing(_server()):
         figures = {"weights": int(worker.model_runner.model_memory_usage), "cache": available}
         if profiles:  # empty if --kv-cache-memory-bytes sets the cache's size
             (profile,) = profiles
@@ -168,7 +168,7 @@ def _measured(
                 "graphs": requested - profile.non_kv_cache_memory - available,
             }
         total = worker.init_snapshot.total_memory
-        watch.decided(server(), worker.device.index, total=total, **figures)
+        watch.decided(_server(), worker.device.index, total=total, **figures)
     return available
 
 
@@ -179,11 +179,11 @@ def _sized(
     cache: Any,  # noqa: ANN401 - vLLM's
 ) -> Any:  # noqa: ANN401 - vLLM's
     """Report how many tokens and requests the cache holds, and run ``initialize_from_config``."""
-    with watch.observing(server()):
+    with watch.observing(_server()):
         config = worker.vllm_config
         tokens, requests = _capacity(config, cache)
         watch.decided(
-            *(server(), worker.device.index),
+            *(_server(), worker.device.index),
             tokens=tokens,
             requests=requests,
             length=config.model_config.max_model_len,
@@ -216,8 +216,8 @@ def _captured(
     def captured(capture: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401 - vLLM's
         with counting_graphs() as graphs:
             taken = capture(*args, **options)
-        with watch.observing(server()):
-            watch.decided(server(), device, graphs_taken=int(taken), captured=graphs.count)
+        with watch.observing(_server()):
+            watch.decided(_server(), device, graphs_taken=int(taken), captured=graphs.count)
         return taken
 
     with ExitStack() as stack:
@@ -225,7 +225,7 @@ def _captured(
             capture = wrapped_by(captured)(getattr(runner, CAPTURE))
             Patch.on(runner, CAPTURE, capture, stack)
         result = warm_up(worker)
-    with watch.observing(server()):
-        watch.decided(server(), device, free=free_memory(device))
+    with watch.observing(_server()):
+        watch.decided(_server(), device, free=free_memory(device))
     watch.started()
     return result

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.devices.virtual.gpu_choices import cublas_workspace
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.recording.allocator_view import VIEW
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -117,11 +118,12 @@ class CardChange:
             usual = torch._C._get_sdp_priority_order()
             self._library.set_card(replace(card, capability=CUDNN_FIRST[0]))
             self._fill_properties()
-            tensor = torch.empty(1, 1, 8, 8, device="cuda", dtype=torch.float16)
-            torch._fused_sdp_choice(tensor, tensor, tensor)
+            with VIEW.hidden([torch.cuda.current_device()]):
+                tensor = torch.empty(1, 1, 8, 8, device="cuda", dtype=torch.float16)
+                torch._fused_sdp_choice(tensor, tensor, tensor)
+                del tensor
+                torch.cuda.empty_cache()
             self._orders = usual, torch._C._get_sdp_priority_order()
             self._library.set_card(card)
             self._fill_properties()
-            del tensor
-            torch.cuda.empty_cache()
         torch._C._set_sdp_priority_order(self._orders[card.capability in CUDNN_FIRST])
