@@ -23,7 +23,7 @@ PLOT = Path(__file__).resolve().parents[2] / "docs" / "images" / "accuracy.svg"
 COLOURS = (
     *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951"),
     *("#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0"),
-    *("#111111", "#c2a60a"),
+    *("#111111", "#c2a60a", "#2f7f86"),
 )
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 520, 56, 48, 12
 """size of the drawing, and its margins"""

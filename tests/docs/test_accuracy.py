@@ -79,6 +79,9 @@ CLAIMS = {
     "published_sft.txt: 25 of 27 are within the rounding of their last digit": (
         (DETAILS, "25 as printed to 0.001 GiB"),
     ),
+    "published_megatron.txt: looked at: 4 rows, median 0.000 %, worst 0.017 %": (
+        (DETAILS, "4 of Megatron-LM's tests, bfloat16 | not in question | allocated: 0.00 %"),
+    ),
     "published.txt: GPT from scratch, torch 2.6.0: 7 rows, median 0.00 %, p95 4.80 %": (
         (DETAILS, "GPT-2, six training runs"),
         (DETAILS, "4.8 % too low in one, and 0.03 % too high with padded"),
@@ -254,6 +257,32 @@ def test_the_page_of_every_row_is_that_of_the_results(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     evidence = importlib.import_module("benchmarks.published.evidence")
     assert evidence.PAGE.read_text(encoding="utf-8") == evidence.page()
+
+
+def test_golden_values_of_megatron_are_as_near_as_the_page_says(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    evidence = importlib.import_module("benchmarks.published.evidence")
+    [rows] = evidence.tables("published_megatron")
+    off = [row[head] for row in rows for head in ("off", "off 2", "off 3", "off 4")]
+    assert [cell for cell in off if cell not in {"", "-512"}] == ["-1049088"]
+    first, *others = rows
+    assert (len(others), first["off 4"]) == (3, "-1049088")
+    page = flat(read(DETAILS))
+    assert "512 bytes less in three, 1 MiB and 512 bytes less in one" in page
+    least, most = map(int, first["range"].split(" to "))
+    assert f"Its range is {least:,} to {most:,} bytes" in page
+    assert f"512 bytes above the upper end: {most + 512:,}" in page
+    assert int(first["peak"]) == most + 512
+    assert f"above the lower end: {least + 512:,}" in page
+    without = map(int, first["virtual without apex"].split())
+    figures = (int(first[head]) for head in ("virtual", "virtual 2", "virtual 3", "virtual 4"))
+    held, early, _, highest = (more - less for more, less in zip(figures, without, strict=True))
+    shapes = (2304, 768), (768, 768), (3072, 768), (768, 3072), (1536, 768), (29_184, 768)
+    buffers = sum(2 * rows * columns for rows, columns in shapes)
+    assert f"{held:,} bytes less are allocated after a step" in page
+    assert f"six such shapes in bfloat16: {buffers:,} bytes. The other {held - buffers:,}" in page
+    assert f"is {-early:,} bytes higher without apex" in page
+    assert f"and the highest peak {highest:,} bytes lower" in page
 
 
 def test_versions_of_cudnn_agree_as_often_as_the_pages_say():
