@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import pickle
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -21,7 +23,6 @@ from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import ExitStack
 
 FAKE: Final = "gpumem"
 """name under which PyTorch's fake backend is registered"""
@@ -64,6 +65,16 @@ OBJECT_LISTS: Final = Patch(
     *("scatter_object_list", "distributed_c10d.scatter_object_list"),
     *("gather_object", "distributed_c10d.gather_object"),
     reason="a rank that runs alone gathers its own objects, and receives none of another rank",
+)
+OBJECTS: Final = Patch(
+    "torch.distributed",
+    *("all_gather_object", "distributed_c10d.all_gather_object"),
+    reason="a rank that runs alone gathers its own object, of any size",
+)
+OBJECT_READ: Final = Patch(
+    "torch.distributed.distributed_c10d",
+    "_tensor_to_object",
+    reason="the bytes of a large object in a CUDA tensor are unknown",
 )
 RECEIVED: Final = Patch(
     "torch._C._distributed_c10d",
@@ -294,6 +305,13 @@ def _refuse_data_of_others(distributed: Any, bindings: Any, stack: ExitStack) ->
         elif move.__name__ == "scatter_object_list" or None in named["object_list"]:
             _refuse(move.__name__, "receives objects from another rank")
 
+    def gather_objects(gather: Any, object_list: Any, obj: Any, group: Any = None) -> None:
+        pickled = pickle.dumps(obj)
+        own = {"_tensor_to_object": lambda *_: pickle.loads(pickled)}  # noqa: S301 - the program's
+        with ExitStack() as call:
+            OBJECT_READ.put(importlib.import_module(OBJECT_READ.module), own, call)
+            gather(object_list, obj, group)
+
     def move_values(move: Any, group: Any, tensors: Any, *arguments: Any) -> Any:
         is_scatter = move.__name__ == "scatter"
         has_values = is_scatter and group.rank() == arguments[-1].rootRank
@@ -303,6 +321,7 @@ def _refuse_data_of_others(distributed: Any, bindings: Any, stack: ExitStack) ->
         return move(group, tensors, *arguments)
 
     OBJECT_LISTS.wrap(distributed, wrapped_by(move_objects), stack)
+    OBJECTS.wrap(distributed, wrapped_by(gather_objects), stack)
     RECEIVED.wrap(bindings, wrapped_by(move_values), stack)
 
 

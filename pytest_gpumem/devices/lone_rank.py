@@ -16,7 +16,7 @@ from pytest_gpumem.devices.absent_ranks import lone_store, simulate_absent_ranks
 from pytest_gpumem.devices.uniform_ranks import reduced_to_themselves
 from pytest_gpumem.devices.variables import set_variable
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +26,18 @@ DEVICE_OF_GROUP: Final = Patch(
     "ProcessGroup.bound_device_id",
     reason="a group with a device is split for subgroups, whose sizes the absent ranks would tell",
 )
+BARRIERS: Final = Patch(
+    "torch.distributed",
+    *("barrier", "distributed_c10d.barrier"),
+    reason="a barrier allocates its tensor on the device that the group would have",
+)
 BEGUN_BY_PROGRAM: Final = Patch(
     "torch.distributed",
     *(f"{module}init_process_group" for module in ("", "distributed_c10d.", "device_mesh.")),
     reason="a program that runs as one rank alone begins its process group by this call",
 )
+BOTH: Final = "cpu:gloo,cuda:nccl"
+"""backends of the default group, unless the program asks for NCCL alone"""
 _PROGRAMS_RANK: Final[set[tuple[int, int]]] = set()
 """rank and number of ranks of this process's program, if it runs as one rank alone"""
 
@@ -96,18 +103,31 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
         simulate_absent_ranks(distributed, stack, nccl=not nccl)
         stack.enter_context(adapted())
         initialise = distributed.init_process_group
+        barriers = stack.enter_context(ExitStack())
 
-        def begin(*_arguments: object, **_options: object) -> None:
+        def begin(
+            backend: str | None = None,
+            *_arguments: object,
+            device_id: object = None,
+            **_options: object,
+        ) -> None:
+            # Simulated groups do not move the values of CUDA tensors, in which a group without a
+            # backend for the CPU sends objects.
             initialise(
-                "cpu:gloo,cuda:nccl",
+                _default_backend(backend, device_id) if nccl else BOTH,
                 store=lone_store(distributed),
                 rank=rank,
                 world_size=size,
+                device_id=device_id if nccl else None,
             )
             # A group bound to a device creates subgroups with ncclCommSplit, which has no argument
             # for their sizes: these would come from the other ranks.
             group = distributed.distributed_c10d._get_default_group()
+            device = group.bound_device_id
             DEVICE_OF_GROUP.on(group, "bound_device_id", None)
+            barriers.close()
+            if device is not None and _is_bound(backend, device_id):
+                BARRIERS.wrap(distributed, _bound_to(device), barriers)
 
         @stack.callback
         def destroy_groups() -> None:
@@ -123,3 +143,41 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
         else:
             begin()
         yield
+
+
+def _default_backend(asked: str | None, device_id: object) -> str:
+    """Return the backend of the default group, from arguments of ``init_process_group``."""
+    if asked is None and device_id is not None:
+        asked = "nccl"  # PyTorch takes the backend of the device
+    return asked if asked is not None and asked.lower() in ("nccl", "cuda:nccl") else BOTH
+
+
+def _is_bound(asked: str | None, device_id: object) -> bool:
+    """Return whether the program's own default group might have a device.
+
+    From torch 2.15 on, each group of NCCL has one, also that made here where Gloo is asked for.
+    """
+    return device_id is not None or asked is None or "nccl" in asked.lower()
+
+
+def _bound_to(device: object) -> Callable[[Any], Any]:
+    """Return a ``make`` for ``torch.distributed.barrier``, which binds the group for the call."""
+
+    @wrapped_by
+    def wait(
+        barrier: Callable[..., object],
+        group: Any = None,  # noqa: ANN401 - a group, or an object for ranks outside of it
+        *arguments: object,
+        **options: object,
+    ) -> object:
+        import torch
+
+        group = group or torch.distributed.group.WORLD
+        if getattr(group, "bound_device_id", device) is not None:
+            return barrier(group, *arguments, **options)
+        with ExitStack() as call:
+            call.callback(setattr, group, "bound_device_id", None)
+            DEVICE_OF_GROUP.on(group, "bound_device_id", device)
+            return barrier(group, *arguments, **options)
+
+    return wait

@@ -5,7 +5,7 @@ import sys
 from datetime import timedelta
 
 import pytest
-from helpers.torch_features import require_release
+from helpers.torch_features import RELEASE, require_release
 from helpers.virtual_gpu import virtual_card, virtual_device
 
 from pytest_gpumem.devices import absent_ranks, uniform_ranks
@@ -49,6 +49,72 @@ def test_a_group_of_any_backend_waits_for_no_other_rank(rank, backend):
     if backend != "nccl":  # with torch 2.6 a thread keeps the barrier's tensor for a while
         distributed.barrier(group)
     distributed.destroy_process_group(group)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "name"),
+    [
+        (None, None, "cpu:gloo,cuda:nccl"),
+        (None, 0, "nccl"),
+        ("NCCL", None, "nccl"),
+        ("cuda:nccl", None, "cuda:nccl"),
+        ("gloo", None, "cpu:gloo,cuda:nccl"),
+        ("cuda:nccl,cpu:gloo", 0, "cpu:gloo,cuda:nccl"),
+    ],
+)
+def test_a_group_of_nccl_alone_has_no_backend_for_the_cpu(kind, backend, device, name):
+    """On a real GPU it has one: objects are not moved in CUDA tensors there."""
+    import torch
+    from torch import distributed
+
+    gpu = virtual_device() if kind == "virtual" else CudaDevice()
+    options = {} if device is None else {"device_id": torch.device("cuda", device)}
+    with virtual_card(), gpu.join_alone(2, WORLD, by_program=True):
+        distributed.init_process_group(backend, **options)
+        alone = kind == "virtual" and "nccl" in name and "gloo" not in name
+        assert distributed.get_backend() == (name if alone else "cpu:gloo,cuda:nccl")
+        group = distributed.distributed_c10d._get_default_group()
+        types = {place.type for place in group._device_types}
+        assert types == ({"cuda"} if alone else {"cuda", "cpu"})
+        found = [None] * WORLD
+        distributed.all_gather_object(found, {"rank": 2})
+        assert found == [{"rank": 2}] * WORLD
+
+
+def test_an_object_that_nccl_gathers_may_be_large():
+    """The virtual GPU stores no piece of more than 16 MiB."""
+    from torch import distributed
+
+    text = "x" * (17 << 20)
+    with virtual_card(), virtual_device().join_alone(2, WORLD):
+        group = distributed.new_group(list(range(WORLD)), backend="nccl", timeout=LIMIT)
+        found, gathered = [None] * WORLD, [None] * WORLD
+        distributed.all_gather_object(found, text, group=group)
+        distributed.gather_object(text, gathered, 2, group=group)
+    assert found == gathered == [text] * WORLD
+
+
+def test_a_barrier_of_gloo_takes_no_memory_of_the_gpu():
+    import torch
+    from torch import distributed
+
+    with virtual_card(), virtual_device().join_alone(2, WORLD, by_program=True):
+        distributed.init_process_group("gloo")
+        torch.cuda.init()
+        distributed.barrier()
+        assert torch.cuda.memory_allocated() == 0
+
+
+@pytest.mark.parametrize("arguments", [(), (LIMIT,)])
+def test_barriers_of_a_group_itself_are_on_this_ranks_device(arguments):
+    """NCCL would take the device with this rank's number."""
+    from torch import distributed
+
+    with virtual_card(), virtual_device().join_alone(2, WORLD):
+        group = distributed.new_group(list(range(WORLD)), backend="nccl", timeout=LIMIT)
+        if not arguments or RELEASE >= (2, 9):
+            group.barrier(*arguments).wait()
+        distributed.barrier(gloo())  # torch 2.14 and older keep the tensor of the last one
 
 
 def test_groups_that_functions_of_pytorch_make_wait_for_none(rank):

@@ -12,6 +12,7 @@ from functools import cache
 import pytest
 from helpers.native_sources import compiler
 from helpers.paths import ROOT
+from helpers.program_runs import gpumem_run
 from helpers.semaphores import need_semaphores
 from helpers.sources import program
 from helpers.virtual_gpu import virtual_card
@@ -100,6 +101,20 @@ def test_the_stages_of_a_pipeline_tell_each_other_their_shapes(ranks):
         "rank 0 [{'rows': 8}, 'back'] 0 losses",
         "rank 1 ['first', {'rows': 8}] 4 losses",
     ]
+
+
+@pytest.mark.parametrize(
+    "group", ["nccl", "None device", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl device"]
+)
+def test_barriers_of_a_rank_alone_hold_what_those_of_torchruns_ranks_hold(tmp_path, group):
+    """A block of 512 bytes, or none, by the group's backends and PyTorch's version."""
+    script = tmp_path / "barriers.py"
+    script.write_text(program("barriers.py"), encoding="utf-8")
+    alone = ("--card=L4", "--world-size=2", "--rank=1", str(script), group)
+    status, text = gpumem_run(tmp_path, *alone)
+    assert status == 0, text
+    found = [re.findall(r"rank 1 holds \[.*?\]", out) for out in (text, launched(script, group))]
+    assert found[0] == found[1] != []
 
 
 LOADER = """

@@ -5,6 +5,7 @@ The native library stands in for NCCL.
 
 from __future__ import annotations
 
+import importlib
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +14,10 @@ import torch
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.virtual.ranks.unwaited_collectives import unwaited_collectives_kept
 from pytest_gpumem.devices.virtual.values.operator_table import TORCH
-from pytest_gpumem.patches import Patch
+from pytest_gpumem.patches import Patch, wrapped_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
 NCCL: Final = Patch(
@@ -24,6 +25,11 @@ NCCL: Final = Patch(
     *("ProcessGroupNCCL", "distributed_c10d.ProcessGroupNCCL"),
     *("distributed_c10d.ProcessGroupNCCL2", "distributed_c10d.ProcessGroupNCCLLazy"),
     reason="a rank that runs alone finds NCCL's id, which the first rank would store",
+)
+BARRIER: Final = Patch(
+    "torch._C._distributed_c10d",
+    "ProcessGroup.barrier",
+    reason="NCCL takes the device whose number is the rank's, and a rank that runs alone has one",
 )
 _UNIQUE_ID: Final = "\0" * 128
 """an ncclUniqueId of the native library: zeros"""
@@ -46,10 +52,10 @@ def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContext
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Store NCCL's ids, which the other ranks would store, for every NCCL process group.
+    """Create NCCL process groups, and wait at their barriers, without the other ranks.
 
     Ranks join with an id that the first one creates and puts in a store, under a key that PyTorch
-    chooses.
+    chooses: here they are stored for every group.
     """
 
     def with_ids(group_class: Any) -> Any:
@@ -71,8 +77,21 @@ def _alone() -> Iterator[None]:
         Seeded.__name__ = group_class.__name__
         return Seeded
 
+    bindings = importlib.import_module(BARRIER.module)
+
+    @wrapped_by
+    def on_own_device(
+        barrier: Callable[..., object], group: object, opts: Any = None, timeout: object = None
+    ) -> object:
+        del timeout  # no other rank is waited for
+        if not isinstance(opts, bindings.BarrierOptions):  # None, or a timeout
+            opts = bindings.BarrierOptions()
+        opts.device_ids = opts.device_ids or [0]
+        return barrier(group, opts)
+
     with ExitStack() as stack:
         NCCL.wrap(torch.distributed, with_ids, stack)
+        BARRIER.wrap(bindings, on_own_device, stack)
         if TORCH >= (2, 8):
             stack.enter_context(unwaited_collectives_kept())
         yield
