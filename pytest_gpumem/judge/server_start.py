@@ -89,11 +89,13 @@ def why_not_started(starts: Sequence[ServerStart]) -> str:
 def _lack(start: ServerStart) -> str:
     """Return what a start lacks, or may lack, as a clause."""
     if overflow(start):
-        return (
-            f"{(start.free or 0) / GIB:.2f} GiB of the GPU are left in the end, and its "
-            f"{start.captured:,} CUDA graphs may take {start.unseen_later / GIB:.2f} GiB more on a "
-            "real GPU"
-        )
+        left = f"{(start.free or 0) / GIB:.2f} GiB of the GPU are left in the end"
+        graphs = f"{start.captured:,} CUDA graphs" if start.captured else ""
+        takers = " and ".join(filter(None, ("" if start.activations else "kernels", graphs)))
+        if not takers:
+            return left
+        more = f"{start.unseen_later / GIB:.2f} GiB more"
+        return f"{left}, and its {takers} may take {more} on a real GPU"
     least, most = (f"{max(nbytes, 0) / GIB:.2f}" for nbytes in start.range)
     left = f"{least} to {most}" if least != most else most
     return (

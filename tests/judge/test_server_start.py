@@ -73,6 +73,12 @@ def test_a_real_gpu_uses_more():
     assert (overflow(later), is_too_close(later)) == (0, False)
     without_profile = with_unknown(replace(start, activations=0), 1)
     assert without_profile.unseen_later == OUTSIDE + 1000 * GRAPH[1]
+    refusal = why_not_started([replace(without_profile, free=GIB)])
+    assert "its kernels and 1,000 CUDA graphs may take 1.85 GiB more" in refusal
+    eager = with_unknown(replace(start, activations=0, captured=0, free=GIB // 2), 1)
+    assert "its kernels may take 0.56 GiB more on a real GPU" in why_not_started([eager])
+    eager = with_unknown(replace(start, captured=0, free=0), 1)
+    assert why_not_started([eager]).endswith("0.00 GiB of the GPU are left in the end")
     full = replace(later, free=GIB)
     assert overflow(full) == later.unseen_later + MARGIN - GIB
     assert why_not_started([full]) == (
