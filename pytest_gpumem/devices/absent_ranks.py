@@ -10,9 +10,9 @@ Nothing may wait for an absent rank:
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import inspect
-import pickle
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -306,8 +306,7 @@ def _refuse_data_of_others(distributed: Any, bindings: Any, stack: ExitStack) ->
             _refuse(move.__name__, "receives objects from another rank")
 
     def gather_objects(gather: Any, object_list: Any, obj: Any, group: Any = None) -> None:
-        pickled = pickle.dumps(obj)
-        own = {"_tensor_to_object": lambda *_: pickle.loads(pickled)}  # noqa: S301 - the program's
+        own = {"_tensor_to_object": lambda *_: copy.deepcopy(obj)}
         with ExitStack() as call:
             OBJECT_READ.put(importlib.import_module(OBJECT_READ.module), own, call)
             gather(object_list, obj, group)
