@@ -10,7 +10,6 @@ Nothing may wait for an absent rank:
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import inspect
 from contextlib import ExitStack
@@ -306,9 +305,12 @@ def _refuse_data_of_others(distributed: Any, bindings: Any, stack: ExitStack) ->
             _refuse(move.__name__, "receives objects from another rank")
 
     def gather_objects(gather: Any, object_list: Any, obj: Any, group: Any = None) -> None:
-        own = {"_tensor_to_object": lambda *_: copy.deepcopy(obj)}
+        module = importlib.import_module(OBJECT_READ.module)
+        read = module._tensor_to_object
+        pickled, size = module._object_to_tensor(obj, "cpu", group)
+        own = {"_tensor_to_object": lambda *_: read(pickled, size, group)}
         with ExitStack() as call:
-            OBJECT_READ.put(importlib.import_module(OBJECT_READ.module), own, call)
+            OBJECT_READ.put(module, own, call)
             gather(object_list, obj, group)
 
     def move_values(move: Any, group: Any, tensors: Any, *arguments: Any) -> Any:

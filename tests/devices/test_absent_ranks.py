@@ -77,8 +77,9 @@ def test_a_group_of_nccl_alone_has_no_backend_for_the_cpu(kind, backend, device,
         types = {place.type for place in group._device_types}
         assert types == ({"cuda"} if alone else {"cuda", "cpu"})
         found = [None] * WORLD
-        distributed.all_gather_object(found, {"rank": 2})
-        assert found == [{"rank": 2}] * WORLD
+        loss = torch.ones(1, requires_grad=True) * 2  # not a leaf: it has no copy.deepcopy
+        distributed.all_gather_object(found, {"rank": 2, "loss": loss})
+        assert found == [{"rank": 2, "loss": 2.0}] * WORLD
 
 
 def test_an_object_that_nccl_gathers_may_be_large():
