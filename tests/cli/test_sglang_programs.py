@@ -17,8 +17,12 @@ if __name__ == "__main__":
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--share", type=float, default=0.9)
     parser.add_argument("--warm-up", action="store_true")
+    parser.add_argument("--again", type=int, default=0)
     options = parser.parse_args()
     launch_server(options.mib, options.share)
+    if options.again:
+        launch_server(options.again, options.share)
+        print("it goes on")
 """
 
 
@@ -51,11 +55,21 @@ def test_a_refusal_is_a_result_and_larger_cards_are_tried(run):
     """The server would kill the process that prints it."""
     status, text = run("--card=T4", own=["--mib=13500"])
     assert status == 1
+    # To delete SGLang's sockets before would wait for ever for the processes that it has killed.
+    assert "sockets deleted" not in text.partition("SGLang 0.5.23 does not start")[0]
     assert "SGLang 0.5.23 does not start" in text
     assert "no start: SGLang 0.5.23 does not start: Loaded weights leave no GPU memory" in text
     assert "gpumem: max_model_len" not in text
     assert "gpumem: card " in text
     assert "next: declare shorter requests" in text
+
+
+def test_a_second_server_that_is_refused_ends_the_program(run):
+    """The end of the first one is not taken for its own."""
+    status, text = run("--card=T4", "--until-started", own=["--again=13500"])
+    assert status == 1
+    assert "Loaded weights leave no GPU memory" in text
+    assert "it goes on" not in text
 
 
 def test_too_little_memory_in_the_end_is_not_promised(run):

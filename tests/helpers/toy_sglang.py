@@ -96,12 +96,17 @@ def scheduler(mib, share, queue, end):
     queue.put("ready")
     end.wait()
 
+class Sockets:
+    def __del__(self):
+        print("sockets deleted", file=sys.stderr, flush=True)
+
 def _wait_and_warmup():
     raise SystemExit("the server does not answer")
 
 def launch_server(mib=64, share=0.9):
-    spawn = multiprocessing.get_context("spawn")
+    spawn, sockets = multiprocessing.get_context("spawn"), Sockets()
     end, queue = spawn.Event(), spawn.Queue()
+    signal.signal(signal.SIGQUIT, lambda *_: kill_process_tree(os.getpid()))
     process = spawn.Process(target=scheduler, args=(mib, share, queue, end), daemon=True)
     process.start()
     if queue.get() != "ready":
@@ -112,7 +117,6 @@ def launch_server(mib=64, share=0.9):
     end.set()
     process.join()
     kill_process_tree(os.getpid(), include_parent=False)
-    signal.signal(signal.SIGQUIT, lambda *_: kill_process_tree(os.getpid()))
     signal.raise_signal(signal.SIGQUIT)  # SGLang's watch of its processes is too late
 """,
 }

@@ -10,8 +10,10 @@ from __future__ import annotations
 import _thread
 import inspect
 import os
+import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.servers.common import counting_graphs, free_memory, reporting_refusals
@@ -94,20 +96,17 @@ def watch_cache(watch: ServerWatch, module: ModuleType) -> None:
 
 
 def end_instead(_watch: ServerWatch, module: ModuleType) -> None:
-    """Make SGLang end this process as by Ctrl-C, in the place of SIGKILL.
-
-    Once it has killed its child processes at its end, it sends this process a signal for each of
-    them, which is too late to end it.
-    """
-    has_ended = False
+    """Make SGLang end this process as by Ctrl-C, in the place of SIGKILL."""
 
     def kill(kill_tree: Callable[..., None], process: int | None, **options: Any) -> None:  # noqa: ANN401 - SGLang's
-        nonlocal has_ended
         if process != os.getpid():
             kill_tree(process, **options)
             return
-        ends = options.pop("include_parent", True) and not has_ended
-        has_ended = True
+        ends = options.pop("include_parent", True)
+        with suppress(ValueError):  # not in the main thread
+            # SGLang's watch of its processes takes their end for a crash. The next start of a
+            # server sets a handler again.
+            signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         kill_tree(process, include_parent=False, **options)
         if not ends:
             return

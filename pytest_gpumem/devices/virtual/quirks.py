@@ -192,10 +192,11 @@ SGLANG_MODULES: Final = Patch(
     reason="SGLang's kernels are not compiled, because no kernel runs",
 )
 RETURNING_MODULES: Final = frozenset(
-    {"communicator", "cuda_ipc", "custom_all_reduce", "tp_qknorm", "compress_plan"}
+    {"communicator", "cuda_ipc", "custom_all_reduce", "tp_qknorm", "dpsk_v4_compress_plan"}
+    | {"hicache", "occupancy_cluster_probe", "paged_experts"}
 )
-"""SGLang's modules whose functions return figures; those of all others return nothing, and only
-launch kernels that write to tensors among the arguments (its kernels/ops)"""
+"""SGLang's modules with functions whose results its kernels/ops use (0.5.23). Functions of its
+other modules only launch kernels that write to tensors among the arguments"""
 
 
 def load_without_nvcc(module: ModuleType) -> None:
@@ -204,7 +205,7 @@ def load_without_nvcc(module: ModuleType) -> None:
 
 
 def _load_jit(load: Callable[..., object], *names: str, **sources: Any) -> object:  # noqa: ANN401 - SGLang's
-    if names[0] in RETURNING_MODULES:
+    if names[0] in RETURNING_MODULES or not sources.get("cuda_files"):  # the latter run on the host
         return load(*names, **sources)
     return WritingModule(f"sglang {names[0]}")
 

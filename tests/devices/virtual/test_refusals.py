@@ -317,7 +317,7 @@ def test_flashinfers_sampling_is_not_compiled_and_other_modules_are_refused(tmp_
 
 
 SGLANG = """
-def load_jit(*names, cuda_files=None):
+def load_jit(*names, cuda_files=None, cpp_files=None):
     raise RuntimeError(f"Failed to build JIT module {names[0]}")
 """
 CUTE = """
@@ -361,10 +361,14 @@ def test_kernels_of_sglang_and_cute_dsl_leave_their_tensors_unknown(tmp_path):
         print(load_jit("fused_rope", "bf16", cuda_files=["rope.cuh"]).run(first))
         print(TVMFFIJitCompiledFunction()(second), known(first), known(second))
         print(TVMFFIJitCompiledFunctionWithKwargs()(out=third), known(third))
-        try:
-            load_jit("custom_all_reduce")
-        except RuntimeError as error:
-            print(error)
+        for name, files in (
+            ("dpsk_v4_compress_plan", {"cuda_files": ["plan.cuh"]}),  # returns tensors
+            ("ngram_corpus", {"cpp_files": ["ngram.cpp"]}),  # runs on the host
+        ):
+            try:
+                load_jit(name, **files)
+            except RuntimeError as error:
+                print(error)
         """,
         args=[str(tmp_path)],
         warm=True,
@@ -374,7 +378,8 @@ def test_kernels_of_sglang_and_cute_dsl_leave_their_tensors_unknown(tmp_path):
         "None",
         "None UncertainInt UncertainInt",
         "None UncertainInt",
-        "Failed to build JIT module custom_all_reduce",
+        "Failed to build JIT module dpsk_v4_compress_plan",
+        "Failed to build JIT module ngram_corpus",
     ]
 
 

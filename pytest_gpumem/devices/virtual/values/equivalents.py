@@ -32,7 +32,7 @@ MAX: Final = 2
 
 @equivalent_of_arguments("aten::_unique2")
 def unique2(args: Arguments) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the sorted unique values, the inverse, and the counts, which a mask always has."""
+    """Return the sorted unique values, the inverse, and the counts; masks always have counts."""
     inverse, is_mask = args.return_inverse, args.self.dtype == torch.bool and args.self.numel()
     counts = args.return_counts or bool(is_mask)
     unique, inverses, numbers = aten._unique2(args.self, True, inverse, counts)
