@@ -187,6 +187,10 @@ def start(row: Row, mode: str, python: str, log: Path) -> Figures:
             "PYTHONPATH": str(ROOT),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CACHE_ROOT": place,
+            # Inductor's and Triton's caches are not in it: layers of one shape in two rows' models
+            # would be compiled in the first row alone, and compiling takes memory.
+            "TORCHINDUCTOR_CACHE_DIR": f"{place}/inductor",
+            "TRITON_CACHE_DIR": f"{place}/triton",
         }
         for _ in range(2 if mode != EAGER and row["source"] in WARM else 1):
             if not ended(command, variables, log):

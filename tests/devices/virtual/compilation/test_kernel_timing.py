@@ -234,3 +234,47 @@ print(time(lambda: None), time(lambda: None, return_mode="all"))
 
 def test_times_are_a_list_where_inductor_requests_all_of_them():
     assert child(ALL_TIMES, warm=True).split(maxsplit=1) == ["1.0", "[1.0]\n"]
+
+
+PROFILING_RUN = """
+import json, os, sys
+
+import torch
+from pytest_gpumem.devices.servers import WATCH
+
+sys.path.insert(0, os.environ["FOLDER"])
+from kernel import step
+
+"""
+PROFILING_RUN += OPTIMIZER_OF_8_BITS
+PROFILING_RUN += """
+
+def peak(program):
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with WATCH.profiling_run():
+        program()
+    return torch.cuda.max_memory_allocated()
+
+
+peaks = [peak(program) for program in (lambda: optimizer_of_8_bits(1024), step)]
+os.write(1, json.dumps(peaks).encode())
+"""
+
+
+def test_a_servers_profiling_run_has_the_memory_that_a_gpu_takes_to_time_kernels(tmp_path):
+    """Inductor's choices are in the cache at the second start, those of Triton's autotuner never.
+
+    On an H100 Inductor flushes the cache by a buffer of 50 MiB, Triton's autotuner by 256 MiB.
+    """
+    need_triton()
+    (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
+    folders = {
+        "FOLDER": str(tmp_path),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+    }
+    first, again = (json.loads(child(PROFILING_RUN, warm=True, **folders)) for _ in range(2))
+    copy_of_scale = 4 * 1024 * 1024 // 256
+    assert first[0] - again[0] == 50 * MIB + copy_of_scale
+    assert first[1] == again[1] == (64 + 64 + 256) * MIB
