@@ -82,6 +82,11 @@ class DeviceInfo:
         return self.kind == "virtual"
 
     @property
+    def usable_memory(self) -> int:
+        """Bytes that PyTorch's allocator can reserve at most; 0 if unknown."""
+        return self.total_memory - self.context
+
+    @property
     def device_type(self) -> str:
         """The type of its tensors' devices."""
         return "cuda" if self.is_predicted else self.kind

@@ -311,7 +311,7 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
     """
     info = measurement.device
     virtual = "virtual GPU " if info.is_predicted else ""
-    room = info.total_memory - info.context if limit is None else limit
+    room = info.usable_memory if limit is None else limit
     peaks = [("program", index, peak) for index, peak in enumerate(measurement.peaks)]
     if children and not measurement.peak_reserved:
         peaks = []

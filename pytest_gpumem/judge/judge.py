@@ -226,7 +226,7 @@ def _out_of_memory(case: Judged) -> Verdict | None:
     oom, device = case.measurement.out_of_memory, case.measurement.device
     if oom is None:
         return None
-    size = device.total_memory - device.context  # 0: unknown
+    size = device.usable_memory  # 0: unknown
     caps = [
         limit
         for limit in case.limits

@@ -271,7 +271,7 @@ class _Stage:
         held = self._base.reserved - initial.reserved
         run.device.make_room([held] * run.meter.count)
         limit = None if run.limit is None else run.limit + held
-        self._limit = run.info.total_memory - run.info.context + held if limit is None else limit
+        self._limit = run.info.usable_memory + held if limit is None else limit
         """bytes that the allocator may reserve"""
         set_cap(device, limit, held)
 

@@ -106,7 +106,7 @@ class Judging:
         Raises:
             TooSmallError: the test needs more, as :meth:`_need` says.
         """
-        capacity = device.total_memory - device.context
+        capacity = device.usable_memory
         need, source = self._need(item, spec, device.key)
         if spec.card is None and need > capacity:
             raise TooSmallError(

@@ -268,7 +268,7 @@ def limits_of(result: Result, device: int) -> list[LimitLine]:
     if measurement is None:
         return []
     info = measurement.device
-    usable = info.total_memory - info.context
+    usable = info.usable_memory
     limits = [LimitLine("card", f"{info.name} {size(usable)}", usable)]
     for row in result.verdict.comparisons:
         if row.device != device or row.peak not in PEAKS:
@@ -302,7 +302,7 @@ def refusal_of(result: Result, device: int) -> RefusedRequest | None:
         for row in result.verdict.comparisons
         if row.device == device and row.peak == "reserved" and row.budget is not None
     ]
-    usable = measurement.device.total_memory - measurement.device.context
+    usable = measurement.device.usable_memory
     return RefusedRequest(oom.requested, oom.reserved, min([*budgets, usable]))
 
 

@@ -77,7 +77,7 @@ def short_cause(result: Result) -> str:
 def _room(result: Result) -> str:
     """Return the text for what the step did not fit in: its limits or the device's memory."""
     device = result.measurement.device if result.measurement else None
-    size = device.total_memory - device.context if device else 0
+    size = device.usable_memory if device else 0
     budgets = [row.budget for row in result.verdict.comparisons if row.peak == "reserved"]
     limits = [budget for budget in budgets if budget is not None]
     is_device = not limits or 0 < size < min(limits)
