@@ -294,6 +294,14 @@ def _by_rows(pieces: Sequence[Piece], several: Sequence[Tensor], query: Tensor) 
     return logarithms
 
 
+def _by_sequences(several: Sequence[Tensor], query: Tensor, rows: int) -> Tensor:
+    """Return all sequences' logsumexp in one tensor, each padded to a number of rows."""
+    logarithms = torch.full((len(several), query.shape[1], rows), math.inf)
+    for place, part in enumerate(several):
+        logarithms[place, :, : part.shape[-1]] = part
+    return logarithms
+
+
 def _piecewise_backward(
     pieces: Sequence[Piece],
     gradient: Tensor,
@@ -323,6 +331,8 @@ def flash_forward(args: Arguments) -> tuple[object, ...]:
         output, logarithm = attention(*_exchanged(*_heads(args)), None, options)
         return output.transpose(1, 2), logarithm, *rest
     output, several = _piecewise(pieces, *_heads(args), options)
+    if TORCH < (2, 7):
+        return output, _by_sequences(several, args.query, args.max_q), *rest
     return output, _by_rows(pieces, several, args.query), *rest
 
 
@@ -352,11 +362,7 @@ def efficient_forward(args: Arguments) -> tuple[object, ...]:
     if pieces:
         query, key, value = (heads[0] for heads in _heads(args))
         output, several = _piecewise(pieces, query, key, value, options)
-        output = output[None]
-        shape = len(several), args.query.shape[2], rows[0] or 0
-        logarithm = torch.full(shape, math.inf)
-        for place, part in enumerate(several):
-            logarithm[place, :, : part.shape[-1]] = part
+        output, logarithm = output[None], _by_sequences(several, query, rows[0] or 0)
     else:
         output, logarithm = attention(*_exchanged(*_heads(args)), args.bias, options)
         output = output.transpose(1, 2)
