@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.explain.advice import advice
 from pytest_gpumem.explain.attributor import MAX_SITES, breakdown_of, origin_of
-from pytest_gpumem.explain.categories import Blocks
+from pytest_gpumem.explain.categories import Blocks, snapshot_with_categories
 from pytest_gpumem.explain.edits import EditFinder, edited_since
 from pytest_gpumem.explain.explanations import Explanations, explanations
 from pytest_gpumem.explain.hints import fragmentation, wastes_much
@@ -117,6 +117,10 @@ class PeakExplainer(Explainer):
             again &= found.second_run is None and may_run_again(run.spec)
             results, found = self._with_causes(test, results, found, again=again)
         return results, found.recording
+
+    def snapshot(self, recording: Recording) -> Mapping[str, object]:
+        """Return a recording's snapshot, with each block's category unless they are disabled."""
+        return snapshot_with_categories(recording) if self.enabled else recording.snapshot
 
     def _judged(
         self,

@@ -19,7 +19,7 @@ other            all else: it is not guessed
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gpumem.recording.allocator_log import AllocatorLog
 from pytest_gpumem.recording.recording import Call
@@ -153,6 +153,30 @@ class Blocks:
         """Return the bytes that the allocator had reserved after an event."""
         grown = self.history.reserved[index] if index >= 0 else 0
         return self._initially_reserved + grown
+
+
+def snapshot_with_categories(recording: Recording) -> dict[str, Any]:
+    """Return a recording's snapshot with the category of each block that the run allocated.
+
+    The category is in the event's ``user_metadata``, which https://pytorch.org/memory_viz shows,
+    after what the program's own ``_set_memory_metadata`` has written there.
+    """
+    categories: dict[int, Category] = {}
+    for device, events in enumerate(recording.events):
+        for block, category in Blocks(recording, device).categories.items():
+            if block.start >= 0:
+                categories[id(events[block.start])] = category
+
+    def described(event: dict[str, Any]) -> dict[str, Any]:
+        category = categories.get(id(event))
+        if category is None or event["action"] != "alloc":
+            return event
+        own = event.get("user_metadata")
+        return {**event, "user_metadata": f"{own}; {category}" if own else category}
+
+    snapshot = recording.snapshot
+    traces = [[described(event) for event in trace] for trace in snapshot["device_traces"]]
+    return {**snapshot, "device_traces": traces}
 
 
 class Calls:

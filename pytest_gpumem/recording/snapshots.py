@@ -12,9 +12,8 @@ from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.files.atomic_file import TEMPORARY, write_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
-
-    from pytest_gpumem.recording.recording import Recording
 
 ENDING: Final = ".pickle"
 VIEWER: Final = "https://pytorch.org/memory_viz"
@@ -38,8 +37,8 @@ def snapshot_name(nodeid: str) -> str:
     return f"{safe[: MAX_NAME_LENGTH - len(digest) - 1]}-{digest}{ENDING}"
 
 
-def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:
-    """Write a recording's snapshot, as ``torch.cuda.memory._dump_snapshot`` does; return its path.
+def write_snapshot(snapshot: Mapping[str, object], folder: Path, nodeid: str) -> Path:
+    """Write a test's snapshot, as ``torch.cuda.memory._dump_snapshot`` does; return its path.
 
     The file is always complete, from this run or from an earlier one.
 
@@ -48,7 +47,7 @@ def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:
     """
     path = folder / snapshot_name(nodeid)
     try:
-        write_whole(path, pickle.dumps(recording.snapshot), f"{TEMPORARY}-{os.getpid()}")
+        write_whole(path, pickle.dumps(snapshot), f"{TEMPORARY}-{os.getpid()}")
     except OSError as error:
         problem = f"cannot be written: {error.strerror or error}"
         remedy = "write --gpumem-snapshots with a folder that can be written"

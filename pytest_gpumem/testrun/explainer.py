@@ -103,6 +103,10 @@ class Explainer:
         """
         return ()
 
+    def snapshot(self, recording: Recording) -> Mapping[str, object]:
+        """Return a recording's snapshot, as it is written to a file."""
+        return recording.snapshot
+
     def hinted(self, test: EndedTest, results: list[Result], *, uncapped: bool) -> list[Result]:
         """Return a test's results with hints about fragmentation."""
         return results

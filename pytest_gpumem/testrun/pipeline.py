@@ -251,7 +251,8 @@ class Pipeline:
         """
         if self._snapshots and recording is not None and too_much(results):
             try:
-                path = write_snapshot(recording, self._snapshots, test.item.nodeid)
+                snapshot = self._explainer.snapshot(recording)
+                path = write_snapshot(snapshot, self._snapshots, test.item.nodeid)
                 with suppress(ValueError):
                     path = path.relative_to(self._runner.root)
                 results = [replace(result, snapshot=str(path)) for result in results]

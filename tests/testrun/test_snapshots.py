@@ -6,10 +6,10 @@ import pickle
 import subprocess
 
 import pytest
+import torch
 from helpers.warm import warm_python
 
 from pytest_gpumem.files import atomic_file
-from pytest_gpumem.recording.recording import Recording
 from pytest_gpumem.recording.snapshots import (
     MAX_NAME_LENGTH,
     VIEWER,
@@ -109,6 +109,40 @@ def test_they_are_kept_without_attribution_as_well(suite):
     assert "at the peak" not in session.out
 
 
+MODEL = """
+@pytest.mark.gpu_memory(max_allocated_gib=0.001)
+def test_it():
+    layer = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+    data = torch.zeros(512, 1024, device="cuda")
+    getattr(torch.cuda.memory, "_set_memory_metadata", lambda text: None)("mine")
+    layer(data).sum().backward()
+"""
+
+
+def descriptions(path):
+    """What memory_viz shows beside the frames of each block of whole MiB that was allocated."""
+    events = pickle.loads(path.read_bytes())["device_traces"][0]
+    return [
+        (event["size"] // MIB, event.get("user_metadata", ""))
+        for event in events
+        if event["action"] == "alloc" and event["size"] >= MIB
+    ]
+
+
+def test_each_block_has_its_category_after_what_the_program_says_of_it(suite):
+    suite.run("--gpumem-snapshots=snaps", source=MODEL)
+    own = "mine; " if hasattr(torch.cuda.memory, "_set_memory_metadata") else ""
+    found = descriptions(suite.path / "snaps/test_it.py--test_it.pickle")
+    expected = [(4, "parameters"), (2, "batch data"), (2, f"{own}activations"), (4, "gradients")]
+    assert [each for each in found if each in expected] == expected
+
+
+def test_with_attribution_off_blocks_have_no_category(suite):
+    suite.run("--gpumem-snapshots=snaps", "--gpumem-attribution=off", source=MODEL)
+    found = descriptions(suite.path / "snaps/test_it.py--test_it.pickle")
+    assert {text for _, text in found} <= {"", "mine"}
+
+
 def test_with_attribution_on_a_failure_is_not_run_again(suite):
     source = """
     runs = []
@@ -205,14 +239,14 @@ def test_a_name_that_is_taken_by_a_folder_leaves_nothing_behind(suite):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    path = write_snapshot(Recording(snapshot={"segments": [1]}), tmp_path, "test_a.py::test")
+    path = write_snapshot({"segments": [1]}, tmp_path, "test_a.py::test")
 
     def full(_number):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(atomic_file.os, "fsync", full)
     with pytest.raises(Exception, match="test_a.py--test.pickle: cannot be written: No space left"):
-        write_snapshot(Recording(), tmp_path, "test_a.py::test")
+        write_snapshot({}, tmp_path, "test_a.py::test")
     assert [it.name for it in tmp_path.iterdir()] == [path.name]
     assert pickle.loads(path.read_bytes()) == {"segments": [1]}
 
