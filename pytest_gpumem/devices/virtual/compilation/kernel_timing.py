@@ -125,7 +125,7 @@ class KernelTiming:
         if not is_shown():
             return method(*arguments, **options)
         if self._is_allocated():
-            _, call = arguments
+            _, call, *_ = arguments
             call_with_buffer(call, flushed())
         else:
             self._was_timed = True
