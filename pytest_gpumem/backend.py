@@ -120,5 +120,11 @@ class Backend:
         torch._C._cuda_attach_out_of_memory_observer(observe)
         return True
 
+    def is_out_of_memory(self, error: BaseException | None) -> bool:
+        """Return whether the allocator raised this error for lack of memory."""
+        import torch
+
+        return isinstance(error, torch.OutOfMemoryError)
+
 
 CUDA: Final = Backend()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
@@ -123,6 +124,18 @@ class AcceleratorBackend(Backend):
         """Return False, because torch.accelerator reports no refused requests."""
         del observe
         return False
+
+    def is_out_of_memory(self, error: BaseException | None) -> bool:
+        """Return whether an error has PyTorch's class, or is one whose text names this device.
+
+        MPS raises a RuntimeError "MPS backend out of memory", torch_openreg (PyTorch's reference
+        for backends outside of it) "Failed to allocate 4 bytes on openreg device".
+        """
+        if super().is_out_of_memory(error):
+            return True
+        name = re.escape(self.device_type)
+        text = rf"\b{name}( backend)? out of memory|failed to allocate \d+ bytes on {name} device"
+        return isinstance(error, RuntimeError) and bool(re.search(text, str(error), re.IGNORECASE))
 
     def prove(self, device: int) -> list[str]:
         """Allocate a block to check what the allocator counts; return sentences on what it lacks.

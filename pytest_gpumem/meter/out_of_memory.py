@@ -1,8 +1,8 @@
 """Out-of-memory errors of PyTorch's allocator: the bytes requested, the bytes held, the line.
 
-The error's class (``torch.OutOfMemoryError``) identifies it, never its message. The figures come
-from an observer attached to the allocator, or if the observer was not called, from the rounded
-figures in the message.
+The error's class (``torch.OutOfMemoryError``) identifies it; of accelerators other than CUDA, some
+have no class for it, and their message does. The figures come from an observer attached to the
+allocator, or if the observer was not called, from the rounded figures in the message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import Peak
 
-_TRIED = re.compile(r"Tried to allocate ([0-9.]{1,20} \w{1,5})\b")
+_TRIED = re.compile(r"(?:Tried|Failed) to allocate ([0-9.]{1,20} \w{1,5})\b")
 _DEVICE = re.compile(r"GPU ([0-9]{1,3})\b")
 
 
@@ -77,7 +77,7 @@ class OutOfMemoryWatch:
         message = str(error)
         tried, device = _TRIED.search(message), _DEVICE.search(message)
         try:
-            requested = parse_size(tried.group(1)) if tried else None
+            requested = parse_size(tried.group(1).replace("bytes", "B")) if tried else None
         except SpecError:
             requested = None
         return Refusal(int(device.group(1)) if device else 0, requested, None)
@@ -87,10 +87,8 @@ WATCH = OutOfMemoryWatch()
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error is PyTorch's out-of-memory error."""
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError)
+    """Return whether an error is the out-of-memory error of the measured backend."""
+    return VIEW.backend.is_out_of_memory(error)
 
 
 def find_out_of_memory(

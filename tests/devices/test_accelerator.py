@@ -11,11 +11,17 @@ import pytest
 from helpers.virtual_gpu import child, run_python
 
 from pytest_gpumem.devices import accelerator, select
-from pytest_gpumem.devices.accelerator import Accelerator, AcceleratorDevice, accelerator_expected
+from pytest_gpumem.devices.accelerator import (
+    Accelerator,
+    AcceleratorBackend,
+    AcceleratorDevice,
+    accelerator_expected,
+)
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.select import choose
 from pytest_gpumem.devices.torch_build import TorchBuild
+from pytest_gpumem.meter.out_of_memory import OutOfMemoryWatch
 
 FOUND = Accelerator("xpu", "Intel Arc", ["xpu records no history"])
 README = """
@@ -108,6 +114,30 @@ def test_uses_it_too(model):
 """
 
 
+SHORT = """
+import contextlib
+
+@pytest.mark.gpu_memory(max_gib=2, batch_size=8)
+def test_does_not_fit(gpu_memory):
+    kept_here = [mib(100, gpu_memory.device), mib(1000, gpu_memory.device)]
+
+@pytest.mark.gpu_memory
+def test_turns_it_into_another_error(gpu_memory):
+    try:
+        mib(2000, gpu_memory.device)
+    except RuntimeError as error:
+        raise ValueError("too much") from error
+
+@pytest.mark.gpu_memory
+def test_searches(gpu_memory):
+    assert gpu_memory.largest(lambda size: mib(400 * size, gpu_memory.device)).value == 2
+
+@pytest.mark.gpu_memory
+def test_fails_by_another_error(gpu_memory):
+    mib(-1, gpu_memory.device)
+"""
+
+
 REFUSED = """
 @pytest.mark.gpu_memory(devices=3)
 def test_has_three_devices(gpu_memory):
@@ -154,6 +184,47 @@ def test_leaks_parts_steps_fixtures_and_several_devices_are_judged(accelerated):
     ):
         assert sentence in session.flat
     assert "garbage in reference cycles" not in session.flat  # the second run collected it
+
+
+def test_an_error_without_a_class_of_its_own_is_out_of_memory_too(accelerated, monkeypatch):
+    """MPS's is a RuntimeError."""
+    monkeypatch.setenv("STANDIN_LACKS", "class")
+    session = run(accelerated, source=SHORT)
+    assert session.outcomes == {"passed": 1, "failed": 3}, session.out
+    assert session.verdicts() == {
+        "test_does_not_fit": "out of memory",
+        "test_turns_it_into_another_error": "out of memory",
+        "test_searches": "no baseline",
+    }
+    for sentence in (
+        "batch size 8 does not fit on Stand-in 1000 (1024.00 MiB): it asked for 1000.00 MiB more",
+        "the test turned the out-of-memory error into ValueError: too much",
+    ):
+        assert sentence in session.flat
+
+
+MPS_ERROR = (
+    "MPS backend out of memory (MPS allocated: 9.00 GiB, other allocations: 464.00 KiB, max "
+    "allowed: 9.32 GiB). Tried to allocate 1024.00 MiB on private pool."
+)
+
+
+@pytest.mark.parametrize(
+    ("device_type", "text", "requested"),
+    [
+        ("mps", MPS_ERROR, 1 << 30),
+        ("npu", "NPU out of memory. Tried to allocate 2.00 MiB (NPU 0; 1 GiB total)", 2 << 20),
+        ("openreg", "Failed to allocate 4096 bytes on openreg device 0. Allocated: 0 bytes", 4096),
+    ],
+)
+def test_an_error_that_names_the_device_is_known_by_its_text(device_type, text, requested):
+    backend = AcceleratorBackend(device_type)
+    assert backend.is_out_of_memory(RuntimeError(text))
+    assert OutOfMemoryWatch().last(RuntimeError(text)).requested == requested
+    assert not AcceleratorBackend("xpu").is_out_of_memory(RuntimeError(text))
+    assert not backend.is_out_of_memory(ValueError(text))
+    assert not backend.is_out_of_memory(RuntimeError("DataLoader worker is out of memory"))
+    assert not backend.is_out_of_memory(None)
 
 
 def test_what_it_cannot_do_is_refused_by_name(accelerated):

@@ -3,7 +3,7 @@
 // hooks, and the kernels that the fallback to the CPU needs.
 //
 // STANDIN_MIB: the memory of a device. STANDIN_LACKS: what it does not have, some of "devices
-// statistics allocated peak requested reserved info".
+// statistics allocated peak requested reserved info class" (its error's class: as MPS's).
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -169,6 +169,13 @@ struct StandInAllocator final : c10::DeviceAllocator {
     }
     if (own.reserved_bytes[0].current + size > total) {
       own.num_ooms += 1;
+      TORCH_CHECK(
+          !lacks("class"),
+          "standin backend out of memory (standin allocated: ",
+          c10::CachingAllocator::format_size(own.reserved_bytes[0].current),
+          "). Tried to allocate ",
+          c10::CachingAllocator::format_size(requested),
+          " on private pool.");
       TORCH_CHECK_WITH(
           OutOfMemoryError,
           false,
