@@ -246,9 +246,9 @@ class JudgedProgram:
     def _processes_used_a_gpu(self, *, passed: bool, alone: bool) -> bool:
         """Return whether child processes used a GPU; ``alone``: the program itself used none."""
         children = self._children.children()
-        silent = [child.name for child in children if not child.ended]
+        silent = [f"{child.name} {child.use}" for child in children if not child.ended]
         if silent and passed and self._has_baseline_or_limits:
-            problem = f"{silent[0]} used a GPU and ended, or runs on, without reporting its peaks"
+            problem = f"{silent[0]} and ended, or runs on, without reporting its peaks"
             remedy = "let all processes end by themselves, or leave the limits and --baseline out"
             raise GpuMemError(self._item.nodeid, problem, remedy)
         used = any(child.peaks for child in children)

@@ -333,7 +333,9 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
     if info.is_predicted:
         lines.append(PREDICTED)
     lines += [f"note: {note}" for note in measurement.notes]
-    killed = [child.name for child in children if not child.ended]
-    unknown = "used a GPU and was killed before it reported its peaks"
-    lines += [f"note: {name} {unknown}" for name in killed]
+    lines += [
+        f"note: {child.name} {child.use} and was killed before it reported its peaks"
+        for child in children
+        if not child.ended
+    ]
     return "\n".join(lines)

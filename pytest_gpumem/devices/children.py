@@ -3,7 +3,8 @@
 Each Python process that uses a GPU writes a file to the folders that an environment variable names:
 when it initializes CUDA, and again when it ends. The final file has the process's peaks, its
 branches on values that were not computed, and notes on its figures. The file of a process that is
-killed has no peaks.
+killed has no peaks. If the test is measured on another accelerator, a process writes the peaks of
+that accelerator.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from pytest_gpumem.backend import CUDA
 from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.servers import SUFFIX, WATCH, read_starts
 from pytest_gpumem.devices.torch_import import IMPORTS
@@ -31,7 +33,7 @@ from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, UNTIL_STARTED, pr
 from pytest_gpumem.measurement import Attribution, Peak
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.patches import Patch, wrapped_by
-from pytest_gpumem.recording.allocator_view import PEAK_RESETS
+from pytest_gpumem.recording.allocator_view import PEAK_RESETS, VIEW
 from pytest_gpumem.recording.recording import Span, now
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ GROUP_JOINED: Final = Patch(
     *(f"{module}init_process_group" for module in ("", "distributed_c10d.", "device_mesh.")),
     reason="a child process without the variable RANK tells its parent the rank that it joins as",
 )
+MEASURED: Final = "GPUMEM_CHILDREN_DEVICE"
+"""environment variable with the type of device that the test is measured on: "cuda", "xpu" """
 EXPLAINER: Final = "GPUMEM_CHILDREN_EXPLAINED"
 """environment variable with the class that attributes a process's peaks, and the project's folder:
 "module:class:folder". A child process imports the class by name, because the package ``devices``
@@ -87,6 +91,13 @@ class Child(NamedTuple):
     """attributions of the peaks, if the process recorded them"""
     parts: Mapping[str, ChildPart] = MappingProxyType({})
     """by name: parts of the process's run"""
+    is_user: bool = True
+    """whether the process is known to have used a GPU; of some accelerators only its end tells"""
+
+    @property
+    def use(self) -> str:
+        """Return what is known of the process, for sentences."""
+        return "used the GPU" if self.is_user else "may have used the GPU"
 
 
 class ChildWatch:
@@ -110,6 +121,7 @@ class ChildWatch:
         with ExitStack() as stack:
             prepend(stack, FOLDERS, str(self._own_folder()))
             prepend(stack, PYTHON_PATH, HOOK)
+            set_variable(stack, MEASURED, VIEW.backend.device_type)
             set_variable(stack, virtual.VALUES, values)
             set_variable(stack, EXPLAINER, explainer)
             yield
@@ -163,7 +175,12 @@ class ChildWatch:
             parts = {each: _read_part(plain) for each, plain in record["parts"].items()}
             name = f"{name} (pid {record['pid']})"
             told = (ended, record["guesses"], notes)
-            children.append(Child(name, part, whole.peaks, *told, whole.attributions, parts))
+            is_user = bool(whole.peaks) or record["is_user"]
+            if ended and not is_user:
+                continue
+            children.append(
+                Child(name, part, whole.peaks, *told, whole.attributions, parts, is_user)
+            )
         # A forked process (pytest-forked's) may end without Python's exit functions.
         if self._folder is not None and os.getpid() != IMPORTER:
             with suppress(OSError):  # not empty: another process uses the folder
@@ -215,7 +232,10 @@ def watch_this_process() -> None:
     inherited, folders = virtual.begin_in_child(), os.environ.get(FOLDERS)
 
     def imported(torch: ModuleType) -> None:
-        if torch.version.cuda:
+        measured = os.environ.get(MEASURED, CUDA.device_type)
+        if measured != CUDA.device_type:
+            _Watch(torch, measured).begin()
+        elif torch.version.cuda:
             watch = _Watch(torch)
             if inherited is not None:
                 watch.report = inherited.report
@@ -239,13 +259,16 @@ def watch_this_fork() -> None:
 class _Watch:
     """Records this process's peaks, which its program's resets do not lower, and its guesses."""
 
-    def __init__(self, torch: ModuleType) -> None:
+    def __init__(self, torch: ModuleType, device_type: str = CUDA.device_type) -> None:
         self._torch: Any = torch
+        self._device_type = device_type
         self._folders = [Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep)]
         self.number_on_the_machine: Callable[[int], int] = int
         """returns the parent's index of a device of this process"""
         self.report: Callable[[], tuple[virtual.GuessRows, Sequence[Note]]] = lambda: (((), ()), ())
         """returns the uncomputed values that the process branched on, and notes on its figures"""
+        self._is_user = True
+        """whether the process is known to use a device of the measured type"""
         self._rank = os.environ.get("RANK", "")
         self._peaks: dict[int, Peak] = {}
         self._parts: dict[str, tuple[dict[int, Peak], Span]] = {}
@@ -258,7 +281,7 @@ class _Watch:
         self._began = now()
 
     def begin(self) -> None:
-        """Start recording as soon as CUDA is initialized."""
+        """Start recording as soon as CUDA, or the accelerator, is initialized."""
 
         def fold_and_reset(reset: Callable[[int], object], device: int) -> object:
             self._fold()
@@ -269,34 +292,63 @@ class _Watch:
             self._rank = str(self._torch.distributed.get_rank())
 
         def announce() -> None:
-            from multiprocessing.util import Finalize
-
             self._write({"peaks": None, "attributions": {}, "parts": {}})
             name, _, root = os.environ.get(EXPLAINER, "").rpartition(":")
             module, _, kind = name.rpartition(":")
             if module:
                 with suppress(Exception):  # a report must not break the child's own use of CUDA
                     self._explainer = getattr(importlib.import_module(module), kind)(root)
-            # multiprocessing's children skip atexit's functions, but run Finalize objects.
-            Finalize(None, self._end, exitpriority=0)
-            atexit.register(self._end)
+            self._write_at_end()
 
         PEAK_RESET.wrap(self._torch._C, wrapped_by(fold_and_reset))
         WATCH.part, WATCH.number = self._part, self.number_on_the_machine
         WATCH.started = self._server_started
         WATCH.install()
         GROUP_JOINED.wrap(self._torch.distributed, wrapped_by(join))
-        self._torch.cuda._lazy_call(announce)
+        module = None
+        with suppress(RuntimeError):  # the program imports the accelerator's package later
+            module = self._torch.get_device_module(self._device_type)
+        if hasattr(module, "_lazy_call"):  # CUDA's, XPU's
+            module._lazy_call(announce)
+        else:
+            self._is_user = False
+            announce()
+
+    def _write_at_end(self) -> None:
+        """Write the peaks at the end of the process."""
+        from multiprocessing.util import Finalize, register_after_fork
+
+        def finalize(watch: _Watch) -> None:
+            Finalize(None, watch._end, exitpriority=0)
+
+        # multiprocessing's children skip atexit's functions, but run Finalize objects; those that
+        # were registered while the main module was imported are dropped.
+        finalize(self)
+        register_after_fork(self, finalize)
+        atexit.register(self._end)
+
+    @property
+    def _memory(self) -> Any:  # noqa: ANN401 - a module of torch
+        """The module with the functions of memory: torch.cuda or torch.accelerator."""
+        is_cuda = self._device_type == CUDA.device_type
+        return self._torch.cuda if is_cuda else self._torch.accelerator
+
+    def _devices(self) -> range:
+        """Return the devices of the measured type that this process can use."""
+        if self._device_type != CUDA.device_type:
+            accelerator = self._torch.accelerator.current_accelerator()
+            if accelerator is None or accelerator.type != self._device_type:
+                return range(0)
+        return range(self._memory.device_count())
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
         """Measure the block as a part of the process's run."""
-        cuda = self._torch.cuda
         self._fold()
         whole, self._peaks = self._peaks, {}
         began = now()
-        for index in range(cuda.device_count()):
-            cuda.reset_peak_memory_stats(index)
+        for index in self._devices():
+            self._memory.reset_peak_memory_stats(index)
         self._peaks = {}
         try:
             yield
@@ -349,9 +401,11 @@ class _Watch:
         }
 
     def _fold(self) -> None:
-        cuda = self._torch.cuda
-        for index in range(cuda.device_count()):
-            peak = Peak(cuda.max_memory_allocated(index), cuda.max_memory_reserved(index))
+        memory = self._memory
+        for index in self._devices():
+            allocated = memory.max_memory_allocated(index)
+            # A backend may count no reserved memory.
+            peak = Peak(allocated, max(allocated, memory.max_memory_reserved(index)))
             self._peaks[index] = _higher(peak, self._peaks.get(index))
 
     def _write(self, measured: Mapping[str, Any], *more: Note) -> None:
@@ -360,6 +414,7 @@ class _Watch:
             "pid": os.getpid(),
             "rank": int(self._rank) if self._rank.isdecimal() else None,
             "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
+            "is_user": self._is_user,
             "guesses": guesses,
             "notes": msgspec.to_builtins([*notes, *more]),
             **measured,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -405,10 +406,10 @@ def child_notes(run: Run, children: Sequence[Child]) -> Iterator[Note]:
         yield Note(NoteKind.CHILD_PROCESS, sentence)
     yield from notes_of(NoteKind.CHILD_PROCESS, excesses)
     yield from process_notes(children, run.root)
-    silent = sum(not child.ended for child in children)
-    if silent:
+    silent = Counter(child.use for child in children if not child.ended)
+    for use, number in silent.items():
         sentence = (
-            f"{_counted(silent)} used the GPU and reported no peak: a process reports its "
+            f"{_counted(number)} {use} and reported no peak: a process reports its "
             "peak at its normal end, and not after a signal or os._exit()"
         )
         yield Note(NoteKind.CHILD_PROCESS, sentence)

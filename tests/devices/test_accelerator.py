@@ -446,3 +446,59 @@ def test_a_session_finds_the_accelerator_and_says_what_it_is(suite, imported):
     assert "gpumem: standin device Stand-in 1000" in session.out
     assert session.out.count("standin cannot be limited: max_gib is compared after the test") == 1
     assert "Peak memory in MiB on standin-Stand-in-1000" in session.out
+
+
+# ---- processes that a test starts ----
+
+STARTER = """
+import os, subprocess
+
+CODE = '''
+import os, signal, sys
+import torch
+sys.path.insert(0, os.environ["STANDIN_FOLDER"])
+import standin
+torch.empty(40 << 20, dtype=torch.uint8, device="standin:1")
+torch.accelerator.reset_peak_memory_stats(1)
+if sys.argv[1:]:
+    os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+PYTHON = os.environ["NEW_PYTHON"]  # this session's has torch in memory
+
+def start(*words):
+    subprocess.run([PYTHON, "-c", CODE, *words], check=not words)
+
+@pytest.mark.gpu_memory(max_gib=0.03, devices=2)
+def test_starts_one():
+    start()
+
+@pytest.mark.gpu_memory
+def test_starts_one_that_is_killed(gpu_memory):
+    mib(3, gpu_memory.device)
+    start("killed")
+
+@pytest.mark.gpu_memory
+def test_starts_one_without_the_accelerator(gpu_memory):
+    mib(3, gpu_memory.device)
+    subprocess.run([PYTHON, "-c", "import torch"], check=True)
+"""
+
+
+def test_processes_that_a_test_starts_are_measured(accelerated, standin, monkeypatch):
+    monkeypatch.setenv("STANDIN_FOLDER", str(standin))
+    monkeypatch.setenv("NEW_PYTHON", sys.executable)
+    session = run(accelerated, "-v", source=STARTER)
+    assert session.outcomes == {"passed": 2, "failed": 1}, session.out
+    assert (
+        "part child processes: over budget: peak reserved of 40.00 MiB is 9.28 MiB over "
+        "max_gib=0.03"
+    ) in session.flat
+    assert session.figures() == {
+        "test_starts_one": (0, 0),
+        "test_starts_one (child processes)": (40, 40),
+        "test_starts_one_that_is_killed": (3, 3),
+        "test_starts_one_without_the_accelerator": (3, 3),
+    }
+    assert "1 child process may have used the GPU and reported no peak: a process" in session.flat
+    assert session.flat.count("may have used the GPU") == 1
