@@ -108,6 +108,12 @@ def device_key(kind: DeviceKind, name: str) -> str:
     return f"{plain(kind)}-{plain(name)}"  # a backend outside of PyTorch chooses its own kind
 
 
+def type_of_key(key: str) -> str:
+    """Return the type of the devices with this name in baselines: "cuda", "xpu"."""
+    kind = key.partition("-")[0]
+    return "cuda" if kind == "virtual" else kind
+
+
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
     """One out-of-memory error of PyTorch's allocator, in bytes."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.baselines.store import BaselineStore
-from pytest_gpumem.errors import GpuMemError, TooSmallError
+from pytest_gpumem.errors import DeviceError, GpuMemError
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.notes import NoteKind
 from pytest_gpumem.session.origin import session_accept_command
@@ -93,6 +93,7 @@ class MemorySession:
 
         Raises:
             TooSmallError: the machine has too few or too small GPUs for the test.
+            DeviceError: the device is no such device as the test needs, or is compared with.
         """
         self.runner.begin(
             item,
@@ -101,12 +102,15 @@ class MemorySession:
             values=spec.values or self.settings.values,
             explainer=self.explainer,
         )
-        if self.settings.skip_too_large and self.run is not None:
-            try:
+        if self.run is None:
+            return
+        try:
+            self._judging.require_alike(self.run.info)
+            if self.settings.skip_too_large:
                 self._judging.require_room(item, spec, self.run.info)
-            except TooSmallError:
-                self.runner.end()
-                raise
+        except DeviceError:
+            self.runner.end()
+            raise
 
     def finish(
         self, item: MarkedItem, error: BaseException | None, *, debugging: bool = False

@@ -7,10 +7,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.errors import BaselineError, TooSmallError
+from pytest_gpumem.errors import BaselineError, DeviceError, TooSmallError
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget
 from pytest_gpumem.judge.verdict import Lookup, unexplained
+from pytest_gpumem.measurement import type_of_key
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.torchrun_env import current_rank
@@ -98,6 +99,20 @@ class Judging:
         paths = [store.path(*place[:2]) for store in self._stores]
         return next((path for path in paths if path.is_file()), paths[0])
 
+    def require_alike(self, device: DeviceInfo) -> None:
+        """Refuse to compare with the baselines of another type of device.
+
+        Raises:
+            DeviceError: ``--gpumem-against`` names such a device.
+        """
+        against = self._policy.against
+        if against and type_of_key(against) != device.device_type:
+            raise DeviceError(
+                f"--gpumem-against={against}",
+                f"this is a CUDA GPU, and the test runs on {device.device_type}",
+                "leave the option out: the test is compared with its own device's baseline",
+            )
+
     def require_room(self, item: MarkedItem, spec: MemorySpec, device: DeviceInfo) -> None:
         """Refuse a test that needs more memory than the device has.
 
@@ -108,7 +123,7 @@ class Judging:
         """
         capacity = device.usable_memory
         need, source = self._need(item, spec, device.key)
-        if spec.card is None and need > capacity:
+        if spec.card is None and need > capacity and device.total_memory:  # 0: unknown
             raise TooSmallError(
                 f"{format_size(need)} by {source}",
                 f"{device.name} has only {format_size(capacity)}",
@@ -119,7 +134,7 @@ class Judging:
         """Return the bytes that a test is known to need, and the source; (0, "") if unknown.
 
         The bytes are the peak reserved in its baseline for this device. A test that does not fit
-        here has none: then they are the smallest in baselines for other devices. Without a baseline
+        here has none: then they are the smallest in baselines for others of its type. Without one
         of the same batch size, they are the smallest limit, which the test's author expects to be
         enough.
         """
@@ -127,7 +142,12 @@ class Judging:
         peaks: dict[str, int] = {}
         with suppress(BaselineError):  # the verdict says that a file cannot be read
             for store in self._stores if spec.baseline else ():
-                for key in (device_key, *store.other_devices(device_key, *place)):
+                alike = (
+                    key
+                    for key in store.other_devices(device_key, *place)
+                    if type_of_key(key) == type_of_key(device_key)
+                )
+                for key in (device_key, *alike):
                     entry = store.get(key, *place)
                     if entry is not None and entry.batch_size in {None, spec.batch_size}:
                         peaks.setdefault(key, entry.peak_reserved)

@@ -260,6 +260,31 @@ def test_baselines_of_cuda_are_not_compared(accelerated):
     assert "baselines: 0 of 1 compared, 1 recorded on cuda-Stand-in-1000 only" in session.out
 
 
+def test_a_comparison_with_a_cuda_gpus_baselines_is_refused(accelerated):
+    """Its memory, and its library's, are another's."""
+    session = run(accelerated, "--gpumem-against=virtual:L4", source=README.format(width=256))
+    assert session.outcomes == {"errors": 1}
+    assert (
+        "--gpumem-against=virtual-L4: this is a CUDA GPU, and the test runs on standin; leave the "
+        "option out"
+    ) in session.flat
+
+
+def test_only_what_is_known_of_its_own_type_skips_a_test_as_too_large(accelerated, monkeypatch):
+    skip, source = "--gpumem-skip-too-large", README.format(width=256)
+    run(accelerated, "--gpumem-update-baselines", source=source)
+    (path,) = accelerated.path.glob("baselines/*/test_it.json")
+    larger = re.sub(r'("peak_reserved": )\[\d+\]', r"\g<1>[9000000000]", path.read_text())
+    for kind, outcome in {"virtual": "passed", "standin": "skipped"}.items():
+        (folder := accelerated.path / "baselines" / f"{kind}-Larger").mkdir()
+        path.rename(folder / path.name)
+        path = folder / path.name
+        path.write_text(larger.replace("standin-Stand-in-1000", f"{kind}-Larger"))
+        assert run(accelerated, skip).outcomes == {outcome: 1}
+    monkeypatch.setenv("STANDIN_LACKS", "info")  # how much memory it has
+    assert run(accelerated, skip).outcomes == {"passed": 1}
+
+
 SEARCHED = """
 @pytest.mark.gpu_memory(max_gib=0.1)
 def test_searches_below_a_limit(gpu_memory):
