@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.patches import Patch, wrapped_by
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.module_hooks import hook_calls
 from pytest_gpumem.recording.optimizer_watch import OptimizerWatch
 
@@ -61,9 +62,7 @@ class Phases:
     def _enter(self, name: str) -> None:
         if name == self._name or threading.current_thread() is not threading.main_thread():
             return
-        import torch
-
-        if torch.cuda.is_current_stream_capturing():  # no device call is allowed during a capture
+        if VIEW.backend.is_capturing():  # no device call is allowed during a capture
             return
         self._part.close()
         self._name = name

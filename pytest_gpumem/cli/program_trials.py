@@ -70,16 +70,25 @@ class ProgramTrials(NamedTuple):
     program: Sequence[str]
     """the program and its arguments"""
 
-    def largest(self, values: Range, capacity: int) -> Largest:
+    def largest(self, values: Range, capacity: int | None) -> Largest:
         """Find an argument's largest value that fits in ``capacity`` bytes of reserved memory.
 
+        None is the memory of a real device.
+
         Raises:
-            GpuMemError: the program failed for a reason other than memory.
+            GpuMemError: the program failed for a reason other than memory, or the device does not
+                report how much memory it has.
         """
+        known: dict[int, tuple[Result, ...]] = {}
+        if capacity is None:
+            first = [*self.program, *values.words(values.first)]
+            known[values.first] = measured(self.options, first)
+            capacity = _memory_of(known[values.first])
         search = Search(capacity, start=values.first, limit=values.last)
         while (value := search.next()) is not None:
             words = [*self.program, *values.words(value)]
-            search.add(_probe(value, measured(self.options, words), capacity))
+            results = known.pop(value, ()) or measured(self.options, words)
+            search.add(_probe(value, results, capacity))
             sys.stderr.write(f"gpumem: {outcome(search.probes[-1], capacity)}\n")
         return search.result()
 
@@ -170,6 +179,15 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
         remedy = "correct the program, or name an argument that the program has"
         raise GpuMemError(" ".join(program), problem, remedy)
     return results
+
+
+def _memory_of(results: Sequence[Result]) -> int:
+    """Return the bytes of the device that a program ran on."""
+    (device,) = {result.measurement.device for result in results if result.measurement}
+    if not device.total_memory:
+        problem = f"{device.name} does not report how much memory it has"
+        raise SpecError("--largest", problem, "declare a limit, as --max-gib=8")
+    return device.total_memory - device.context
 
 
 def printed_error(printed: str) -> str:

@@ -179,9 +179,9 @@ def run_several(
         names = card_names() if arguments.cards == "all" else arguments.cards.split(",")
         return trials.on_cards([find_card(name) for name in names], values)
     if values is not None:
-        card_bytes = (card or find_card(DEFAULT_CARD)).usable_memory
-        limit = read_max_gib(arguments.max_gib) or card_bytes
-        largest = trials.largest(values, min(card_bytes, limit))
+        limits = [read_max_gib(arguments.max_gib), card.usable_memory if card else None]
+        known = [limit for limit in limits if limit is not None]
+        largest = trials.largest(values, min(known) if known else None)
         return Outcome(f"{values.flag} {largest}", OK if largest.value else FOUND)
     return None
 
@@ -323,11 +323,12 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
         rows.append((name, f"{info.device_type}:{index}", *sizes, share))
     titles = ("process", "device", "peak allocated", "peak reserved", f"of {format_size(room)}")
     first = 0 if children else 1  # a single process needs no name
+    last = 5 if room else 4  # no share of a memory whose size is unknown
     table = tabulate(
-        [row[first:] for row in rows],
-        titles[first:],
+        [row[first:last] for row in rows],
+        titles[first:last],
         disable_numparse=True,
-        colalign=("left", "right", "right", "right", "right")[first:] if rows else None,
+        colalign=("left", "right", "right", "right", "right")[first:last] if rows else None,
     )
     lines = [f"gpumem: {virtual}{info.name}", table]
     if info.is_predicted:

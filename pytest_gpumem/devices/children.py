@@ -305,7 +305,7 @@ class _Watch:
         WATCH.started = self._server_started
         WATCH.install()
         GROUP_JOINED.wrap(self._torch.distributed, wrapped_by(join))
-        module = None
+        module: Any = None
         with suppress(RuntimeError):  # the program imports the accelerator's package later
             module = self._torch.get_device_module(self._device_type)
         if hasattr(module, "_lazy_call"):  # CUDA's, XPU's

@@ -388,10 +388,12 @@ def child_notes(run: Run, children: Sequence[Child]) -> Iterator[Note]:
                 f"at most {format_size(max(sizes))} each, {format_size(sum(sizes))} in all,"
             )
         shown.append(f"{sizes_text} of device {device}")
-        # Each process has its own CUDA context.
-        room = run.info.total_memory - run.info.context * (1 + len(sizes))
-        limit = room if run.limit is None else min(run.limit, room)
+        limits = [] if run.limit is None else [run.limit]
+        if run.info.total_memory:  # else unknown
+            # Each process has its own CUDA context.
+            limits.append(run.info.total_memory - run.info.context * (1 + len(sizes)))
         total = sum(sizes) + (own_peaks[device].reserved if device < len(own_peaks) else 0)
+        limit = min(limits, default=total)
         if total > limit:  # the sum is an upper bound: each process is measured separately
             excesses.append(
                 "together with the test's own memory, child processes may use up to "

@@ -318,13 +318,46 @@ def imported(standin, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
-def test_a_whole_program_is_measured(suite, imported):
-    code = 'import torch\ntorch.empty(40 << 20, dtype=torch.uint8, device="standin")'
-    path = suite.write("program.py", code)
-    command = (sys.executable, "-m", "pytest_gpumem", "run", "--device=accelerator", str(path))
-    done = suite.pytester.run(*command)
+GPUMEM_RUN = (sys.executable, "-m", "pytest_gpumem", "run", "--device=accelerator")
+PROGRAM = """
+import subprocess, sys, torch
+torch.empty(40 << 20, dtype=torch.uint8, device="standin")
+if not sys.argv[1:]:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+"""
+
+
+def test_a_whole_program_is_measured_with_the_processes_that_it_starts(
+    suite, imported, monkeypatch
+):
+    monkeypatch.setenv("STANDIN_LACKS", "info")
+    path = suite.write("program.py", PROGRAM)
+    done = suite.pytester.run(*GPUMEM_RUN, "--phases", str(path))
     assert done.ret == 0
-    assert re.search(r"standin:0 +40.00 MiB", done.stderr.str())
+    text = done.stderr.str()
+    assert "gpumem (load): ok: 40.00 MiB allocated" in text
+    assert re.search(r"^program +standin:0 +40.00 MiB +40.00 MiB$", text, re.MULTILINE), text
+    assert re.search(
+        r"^program.py \(pid \d+\) +standin:0 +40.00 MiB +40.00 MiB$", text, re.MULTILINE
+    )
+    assert "of 0 B" not in text  # how much memory there is is unknown
+
+
+SIZED = """
+import sys, torch
+torch.empty(int(sys.argv[-1]) << 20, dtype=torch.uint8, device="standin")
+"""
+
+
+def test_the_largest_argument_is_that_of_the_devices_own_memory(suite, imported, monkeypatch):
+    """Not of the card that a virtual GPU would have."""
+    path = suite.write("program.py", SIZED)
+    command = (*GPUMEM_RUN, "--largest=--size:1000..1025", str(path))
+    done = suite.pytester.run(*command)
+    assert "--size 1024 fits in 1024.00 MiB with 1024.00 MiB reserved; 1025" in done.stdout.str()
+    monkeypatch.setenv("STANDIN_LACKS", "info")
+    text = suite.pytester.run(*command).stderr.str()
+    assert "--largest: Stand-in 1000 does not report how much memory it has; declare a li" in text
 
 
 # ---- what it finds out about a backend ----
@@ -498,6 +531,10 @@ def start(*words):
 def test_starts_one():
     start()
 
+@pytest.mark.gpu_memory(devices=2)
+def test_starts_one_without_a_limit():
+    start()
+
 @pytest.mark.gpu_memory
 def test_starts_one_that_is_killed(gpu_memory):
     mib(3, gpu_memory.device)
@@ -512,9 +549,10 @@ def test_starts_one_without_the_accelerator(gpu_memory):
 
 def test_processes_that_a_test_starts_are_measured(accelerated, standin, monkeypatch):
     monkeypatch.setenv("STANDIN_FOLDER", str(standin))
+    monkeypatch.setenv("STANDIN_LACKS", "info")
     monkeypatch.setenv("NEW_PYTHON", sys.executable)
     session = run(accelerated, "-v", source=STARTER)
-    assert session.outcomes == {"passed": 2, "failed": 1}, session.out
+    assert session.outcomes == {"passed": 3, "failed": 1}, session.out
     assert (
         "part child processes: over budget: peak reserved of 40.00 MiB is 9.28 MiB over "
         "max_gib=0.03"
@@ -522,8 +560,11 @@ def test_processes_that_a_test_starts_are_measured(accelerated, standin, monkeyp
     assert session.figures() == {
         "test_starts_one": (0, 0),
         "test_starts_one (child processes)": (40, 40),
+        "test_starts_one_without_a_limit": (0, 0),
+        "test_starts_one_without_a_limit (child processes)": (40, 40),
         "test_starts_one_that_is_killed": (3, 3),
         "test_starts_one_without_the_accelerator": (3, 3),
     }
     assert "1 child process may have used the GPU and reported no peak: a process" in session.flat
     assert session.flat.count("may have used the GPU") == 1
+    assert "the limit is 0 B" not in session.flat  # how much memory there is is unknown
