@@ -87,6 +87,21 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
         return Choice(None, f"there is no GPU here{other}, and no virtual GPU: {error}")
 
 
+def device_of_program() -> tuple[Device, int]:
+    """Return the device that this program's own code uses, and how many of its kind it can see.
+
+    CUDA is initialized, if it has a device: at that moment ``gpumem run`` begins to measure.
+    """
+    import torch
+
+    visible = torch.cuda.device_count()
+    if visible:
+        torch.cuda.init()
+    elif torch.accelerator.is_available():
+        return AcceleratorDevice(), torch.accelerator.device_count()
+    return virtual.loaded() or CudaDevice(), visible
+
+
 def is_inherited() -> bool:
     """Return whether a marked test, or gpumem run, started this process on its virtual GPU."""
     return virtual.INHERITED in os.environ

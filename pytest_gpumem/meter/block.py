@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices import virtual
-from pytest_gpumem.devices.accelerator import AcceleratorDevice
-from pytest_gpumem.devices.cuda import CudaDevice
-from pytest_gpumem.devices.select import DEFAULT_CARD
+from pytest_gpumem.devices.select import DEFAULT_CARD, device_of_program
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.meter.meter import ACTIVE, Meter
 from pytest_gpumem.spec_fields import read_values
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from pytest_gpumem.devices.base import Device, Values
+    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.measurement import Measurement, Peak
     from pytest_gpumem.meter.peaks import Tally
 
@@ -63,14 +61,7 @@ class Measuring:
         self._measurement: Measurement | None = None
 
     def __enter__(self) -> Self:
-        import torch
-
-        visible = torch.cuda.device_count()
-        device: Device = virtual.loaded() or CudaDevice()
-        if visible:  # gpumem run starts measuring at CUDA's initialization
-            torch.cuda.init()
-        elif torch.accelerator.is_available():
-            device, visible = AcceleratorDevice(), torch.accelerator.device_count()
+        device, visible = device_of_program()
         if ACTIVE:
             outer = ACTIVE[-1]
             tally = self._stack.enter_context(outer.part())
