@@ -159,7 +159,7 @@ class AcceleratorBackend(Backend):
                 given,
                 f"its allocator has no statistics ({str(error).splitlines()[0]})",
                 "install torch 2.13 or newer, the first with those of MPS"
-                if self.device_type == "mps"
+                if self.title == "mps"
                 else "install a release of the backend whose allocator is a c10::DeviceAllocator",
             ) from error
         block = torch.empty(PROBE, dtype=torch.uint8, device=place)
@@ -184,7 +184,8 @@ class AcceleratorBackend(Backend):
             names = "reserved_bytes", "active_bytes", "requested_bytes"
             self._uncounted = [name for name in names if nbytes(held, name) < PROBE]
             return self._lacks(device)
-        remedy = "install a release of the backend that does, or write --gpumem-device=none"
+        release = "newer torch" if self.title in OTHERS else "release of the backend"
+        remedy = f"install a {release} that does, or write --gpumem-device=none"
         raise DeviceError(given, f"its allocator counts {missing}", remedy)
 
     def _lacks(self, device: int) -> list[str]:

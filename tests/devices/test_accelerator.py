@@ -424,6 +424,33 @@ def test_an_allocator_without_statistics_is_refused(standin):
     assert "whose allocator is a c10::DeviceAllocator" in done.stderr
 
 
+def test_mps_of_an_older_torch_is_refused_with_the_version_that_has_its_figures(standin):
+    """The stand-in has its name in the sentences."""
+    code = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import standin
+        from pytest_gpumem.devices.accelerator import AcceleratorBackend
+        from pytest_gpumem.errors import DeviceError
+        from pytest_gpumem.recording.allocator_view import VIEW
+
+        VIEW.backend = backend = AcceleratorBackend("standin")
+        backend.title = "mps"
+        try:
+            backend.prove(0)
+        except DeviceError as error:
+            print(error)
+    """
+    told = run_python(code, str(standin), warm=True, STANDIN_LACKS="statistics").stdout
+    assert "the mps device: its allocator has no statistics (" in told
+    assert told.endswith("); install torch 2.13 or newer, the first with those of MPS\n")
+    told = run_python(code, str(standin), warm=True, STANDIN_LACKS="peak").stdout
+    assert told == (
+        "the mps device: its allocator counts no peak; install a newer torch that does, or write "
+        "--gpumem-device=none\n"
+    )
+
+
 def test_without_an_accelerator_it_says_what_to_do():
     code = """
         from pytest_gpumem.devices.accelerator import AcceleratorDevice
