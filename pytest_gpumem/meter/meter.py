@@ -481,6 +481,9 @@ class Meter:
                 "request: the figures are the highest until then"
             )
             own.append(Note(NoteKind.LIMIT, text))
+            if len(self.devices) > 1 and not WATCH.names_device:
+                text = f"{VIEW.backend.title} does not tell which device refused: it may be another"
+                own.append(Note(NoteKind.LIMIT, text))
         ended = whole and out_of_memory is None
         if ended:
             own += notes_of(NoteKind.FRESH_OPTIMIZER, self._optimizers.notes())

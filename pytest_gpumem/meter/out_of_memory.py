@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Peak
 
 _TRIED = re.compile(r"(?:Tried|Failed) to allocate ([0-9.]{1,20} \w{1,5})\b")
-_DEVICE = re.compile(r"GPU ([0-9]{1,3})\b")
+_DEVICE = re.compile(r"\b(?:GPU|device) ([0-9]{1,3})\b")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class OutOfMemoryWatch:
 
     observes = False
     """whether PyTorch reports errors to an observer; if not, only their messages have figures"""
+    names_device = True
+    """whether the last error that was read named its device"""
     _refusals: list[Refusal]
     _own: Callable[[Peak, int], Peak]
 
@@ -76,6 +78,7 @@ class OutOfMemoryWatch:
             return self._refusals[-1]
         message = str(error)
         tried, device = _TRIED.search(message), _DEVICE.search(message)
+        self.names_device = device is not None
         try:
             requested = parse_size(tried.group(1).replace("bytes", "B")) if tried else None
         except SpecError:

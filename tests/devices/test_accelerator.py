@@ -121,6 +121,10 @@ import contextlib
 def test_does_not_fit(gpu_memory):
     kept_here = [mib(100, gpu_memory.device), mib(1000, gpu_memory.device)]
 
+@pytest.mark.gpu_memory(devices=2)
+def test_has_two_devices(gpu_memory):
+    mib(2000, gpu_memory.devices[1])
+
 @pytest.mark.gpu_memory
 def test_turns_it_into_another_error(gpu_memory):
     try:
@@ -190,15 +194,17 @@ def test_an_error_without_a_class_of_its_own_is_out_of_memory_too(accelerated, m
     """MPS's is a RuntimeError."""
     monkeypatch.setenv("STANDIN_LACKS", "class")
     session = run(accelerated, source=SHORT)
-    assert session.outcomes == {"passed": 1, "failed": 3}, session.out
+    assert session.outcomes == {"passed": 1, "failed": 4}, session.out
     assert session.verdicts() == {
         "test_does_not_fit": "out of memory",
+        "test_has_two_devices": "out of memory",
         "test_turns_it_into_another_error": "out of memory",
         "test_searches": "no baseline",
     }
     for sentence in (
         "batch size 8 does not fit on Stand-in 1000 (1024.00 MiB): it asked for 1000.00 MiB more",
         "the test turned the out-of-memory error into ValueError: too much",
+        "note: standin does not tell which device refused: it may be another",
     ):
         assert sentence in session.flat
 
