@@ -36,8 +36,8 @@ class Backend:
         "_cuda_resetPeakHostMemoryStats",
     )
     lists_blocks = True
-    """whether the allocator lists its segments and blocks, now and over time (its history), and
-    can allocate blocks without a tensor"""
+    """whether the allocator lists its segments and blocks at any time, and can allocate blocks
+    without a tensor"""
     caps = True
     """whether the allocator can be limited to fewer bytes than the device has"""
 
@@ -104,6 +104,30 @@ class Backend:
         import torch
 
         torch._C._cuda_clearCublasWorkspaces()
+
+    @property
+    def records(self) -> bool:
+        """Whether the allocator records its history: when and where each block was allocated."""
+        return True
+
+    def record_history(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - as PyTorch's
+        """Call ``torch.cuda.memory._record_memory_history``."""
+        import torch
+
+        torch.cuda.memory._record_memory_history(*arguments, **options)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return ``torch.cuda.memory._snapshot()``: the history, and the segments of now."""
+        import torch
+
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        return snapshot
+
+    def capability(self) -> tuple[int, int]:
+        """Return the first device's compute capability."""
+        import torch
+
+        return torch.cuda.get_device_capability(0)
 
     def observe_refusals(self, observe: Callable[[int, int, int, int], None]) -> bool:
         """Call ``observe`` whenever the allocator refuses a request, until the process ends.

@@ -120,6 +120,32 @@ class AcceleratorBackend(Backend):
             raise RuntimeError(problem) from None
         return free, total
 
+    @property
+    def _memory(self) -> Any:  # noqa: ANN401 - a backend's module
+        """The backend's module of memory functions, as torch.xpu.memory; None without one."""
+        import torch
+
+        return getattr(torch.get_device_module(self.device_type), "memory", None)
+
+    @property
+    def records(self) -> bool:
+        """Whether the backend's module has the functions of a history, as torch.xpu's has."""
+        names = ("_record_memory_history", "_snapshot")
+        return all(hasattr(self._memory, name) for name in names)
+
+    def record_history(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - as PyTorch's
+        """See :meth:`Backend.record_history`."""
+        self._memory._record_memory_history(*arguments, **options)
+
+    def snapshot(self) -> dict[str, Any]:
+        """See :meth:`Backend.snapshot`."""
+        snapshot: dict[str, Any] = self._memory._snapshot()
+        return snapshot
+
+    def capability(self) -> tuple[int, int]:
+        """Return (0, 0), because a compute capability is CUDA's."""
+        return 0, 0
+
     def observe_refusals(self, observe: Callable[[int, int, int, int], None]) -> bool:
         """Return False, because torch.accelerator reports no refused requests."""
         del observe
@@ -190,10 +216,9 @@ class AcceleratorBackend(Backend):
 
     def _lacks(self, device: int) -> list[str]:
         """Return sentences on what the accelerator cannot do."""
-        sentences = [
-            f"{self.title} records no history: a failure names no lines",
-            f"{self.title} cannot be limited: max_gib is compared after the test",
-        ]
+        sentences = [f"{self.title} is not limited: max_gib is compared after the test"]
+        if not self.records:
+            sentences.insert(0, f"{self.title} records no history: a failure names no lines")
         if "reserved_bytes" in self._uncounted:
             sentences.append(
                 f"{self.title} counts no reserved memory: allocated memory stands for it"
@@ -225,6 +250,13 @@ class AcceleratorDevice(Device):
         self._shared = shared
         self._first = first
         self._turn = ExitStack()
+
+    def explains(self) -> bool:
+        """See :meth:`pytest_gpumem.devices.base.Device.explains`."""
+        try:
+            return AcceleratorBackend(accelerator_type()).records
+        except DeviceError:  # each test says so
+            return False
 
     def describe(self) -> list[str]:
         """Return the accelerator's name and limitations, as queried in another process."""

@@ -148,6 +148,10 @@ class Device:
         """Return sentences for the session's header: what the device is, and what it cannot do."""
         return [f"{self.option} device"]
 
+    def explains(self) -> bool:
+        """Return whether peaks can be explained: whether the allocator records its history."""
+        return True
+
     def alternatives(self) -> Alternatives:
         """Return what a real GPU may do differently in the run since ``open``."""
         return Alternatives()

@@ -295,7 +295,7 @@ class _Watch:
             self._write({"peaks": None, "attributions": {}, "parts": {}})
             name, _, root = os.environ.get(EXPLAINER, "").rpartition(":")
             module, _, kind = name.rpartition(":")
-            if module:
+            if module and self._device_type == CUDA.device_type:
                 with suppress(Exception):  # a report must not break the child's own use of CUDA
                     self._explainer = getattr(importlib.import_module(module), kind)(root)
             self._write_at_end()

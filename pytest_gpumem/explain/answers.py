@@ -21,6 +21,7 @@ from pytest_gpumem.fit.scaling import uneven
 from pytest_gpumem.judge.result import too_much
 from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.explainer import Explainer
 from pytest_gpumem.testrun.rerun import may_run_again
@@ -225,6 +226,8 @@ class PeakExplainer(Explainer):
         """
         run = test.run
         if self._policy.attribution != "on" and not (self.enabled and too_much(results)):
+            return results
+        if not VIEW.backend.lists_blocks:  # free blocks of earlier tests are not known
             return results
         peaks = {
             result.part: peak

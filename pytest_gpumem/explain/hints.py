@@ -266,10 +266,11 @@ def float32_activations(analyzed: AnalyzedPeak) -> str:
         return ""
     if not nbytes or nbytes < max(categories.values()):
         return ""
-    name = "bfloat16" if recording.capability >= BFLOAT16_SINCE else "float16"
+    before = (0, 0) < recording.capability < BFLOAT16_SINCE  # (0, 0): no GPU of NVIDIA's
+    name = "float16" if before else "bfloat16"
     return (
         f"activations take {format_size(nbytes)} of the peak; "
-        f"torch.autocast('cuda', torch.{name}) would roughly halve them, to "
+        f"torch.autocast({recording.device_type!r}, torch.{name}) would roughly halve them, to "
         f"{format_size(nbytes // 2)}"
     )
 

@@ -25,12 +25,12 @@ class StepRecording:
         self._recorder: Recorder | None = None
 
     def start(self, at_moment: Callable[[Recording], None] | None = None) -> None:
-        """Start a new recording in place of the old one, if the allocator lists its blocks.
+        """Start a new recording in place of the old one, if the allocator records its history.
 
         ``at_moment`` is called with the recording so far at each moment.
         """
         self.abandon()  # an error may have left the old one running
-        if VIEW.backend.lists_blocks:
+        if VIEW.backend.records:
             self._recorder = Recorder(at_moment)
             self._recorder.start(self._plugs.blocks)
 

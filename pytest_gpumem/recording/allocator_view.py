@@ -161,6 +161,7 @@ class AllocatorView:
             self._unchanged,
             lambda: self.snapshot()["device_traces"],
             self._switch_history,
+            self._record_history,
         )
         self.plugs: dict[tuple[int, int], Plug] = {}
         """by device and address: blocks that snapshots and statistics show as free"""
@@ -204,14 +205,12 @@ class AllocatorView:
         return stats
 
     def snapshot(self) -> dict[str, Any]:
-        """Return ``torch.cuda.memory._snapshot()``, including what is hidden from the test's code.
+        """Return the backend's snapshot, including what is hidden from the test's code.
 
         Frames of C++ are left out.
         """
-        import torch
-
         with self._unchanged(), _inductor_not_imported():
-            snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+            snapshot = self.backend.snapshot()
         if self.history.has_frames_of_cpp:
             # File names such as "<string>" and "<frozen importlib._bootstrap>" are Python's, too.
             _keep_frames(snapshot, lambda filename: filename.endswith((".py", ">")))
@@ -467,6 +466,9 @@ class AllocatorView:
                 # The test's code reads ``value - hidden[path]``, which must not be negative.
                 hidden[path] = max(0, min(hidden[path], value))
         return result
+
+    def _record_history(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - PyTorch's
+        self.backend.record_history(*arguments, **options)
 
     def _switch_history(self, *arguments: Any) -> object:  # noqa: ANN401 - the binding's
         result: object = self._real[HISTORY](*arguments)

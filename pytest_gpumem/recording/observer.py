@@ -209,7 +209,7 @@ class Observer:
 
     def _see_autocast(self, *_: object) -> None:
         recording = self._recording
-        recording.autocast = recording.autocast or self._autocasts("cuda")
+        recording.autocast = recording.autocast or self._autocasts(recording.device_type)
 
     def _see_new_parameter(self, module: Module, name: str, *_: object, **__: object) -> None:
         parameter = _registered(module._parameters, name)
@@ -294,7 +294,7 @@ class Observer:
         if names != seen_names or not all(map(is_, map(weakref.ref.__call__, tensors), parameters)):
             for parameter, name in zip(parameters, names, strict=True):
                 self._parameters[id(parameter)] = (weakref.ref(parameter), name)
-                if parameter.is_cuda:
+                if parameter.device.type == self._recording.device_type:
                     self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
             self._last_seen = [*map(weakref.ref, parameters)], names
         self._sweep("parameters", parameters, names)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.recording.allocator_view import VIEW
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -71,13 +73,14 @@ def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:
 
 
 def live_tensors() -> list[Tensor]:
-    """Return the CUDA tensors that are Python objects; callers must drop the list at once."""
+    """Return the Python objects that are tensors on a measured device; drop the list at once."""
     import torch
 
     # type(), not isinstance: isinstance reads __class__, which makes a lazy object load itself.
     tensors = [
         candidate
         for candidate in gc.get_objects()
-        if issubclass(type(candidate), torch.Tensor) and candidate.is_cuda
+        if issubclass(type(candidate), torch.Tensor)
+        and candidate.device.type == VIEW.backend.device_type
     ]
     return [tensor for tensor in tensors if place_of(tensor)[1]]

@@ -1,8 +1,8 @@
 """Record one run: the allocator's own history, and the tensors that hooks saw meanwhile.
 
-The history (``torch.cuda.memory._record_memory_history``) has the time and the Python frames of
-each allocation; an :class:`Observer` sees what a block is used for. Both use the same clock
-(microseconds since 1970). Recording does not change what is allocated.
+The history (of CUDA: ``torch.cuda.memory._record_memory_history``) has the time and the Python
+frames of each allocation; an :class:`Observer` sees what a block is used for. Both use the same
+clock (microseconds since 1970). Recording does not change what is allocated.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class Recorder:
 
     def start(self, plugs: Iterable[tuple[int, int]] = ()) -> None:
         """Start recording; ``plugs`` (device and address) are this package's own blocks."""
-        import torch
-
         self._recording = Recording(beginning(), plugs=list(plugs))
         VIEW.history.begin(self._stack)
         self._recording.initial_segments = VIEW.snapshot()["segments"]
-        self._recording.capability = torch.cuda.get_device_capability(0)
+        self._recording.capability = VIEW.backend.capability()
+        self._recording.device_type = VIEW.backend.device_type
         Observer(self._recording, self._at_moment).install(self._stack)
 
     def known(self, places: Collection[tuple[int, int]]) -> Known:

@@ -113,15 +113,17 @@ class Recording:
     overflowed: bool = False
     """whether a device's history was full, so that its oldest events may be missing"""
     autocast: bool = False
-    """whether CUDA autocast was entered, or active when an outermost module was called"""
+    """whether the devices' autocast was entered, or active when an outermost module was called"""
     batch_norm: bool = False
     """whether a module that trains on batch statistics was called"""
     dtypes: set[str] = field(default_factory=set)
-    """dtypes of the parameters on CUDA devices, as "float32" """
+    """dtypes of the parameters on the measured devices, as "float32" """
+    device_type: str = "cuda"
+    """the type of the measured devices"""
     capability: tuple[int, int] = (0, 0)
-    """the first device's compute capability"""
+    """the first device's compute capability; (0, 0) of another accelerator than CUDA"""
     snapshot: dict[str, Any] = field(default_factory=dict)
-    """the result of ``torch.cuda.memory._snapshot`` at the end"""
+    """the backend's snapshot at the end"""
 
     def segments(self, device: int) -> list[dict[str, Any]]:
         """Return a device's segments at the start."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.measurement import Holder
+from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.graphs import is_node, saved_objects
 from pytest_gpumem.recording.plain_tensors import gradient_of, place_of
 from pytest_gpumem.recording.program_names import ProgramNames, is_harness
@@ -187,7 +188,8 @@ class _Search:
 
     def _refer(self, key: Key, tensor: Tensor, pending: list[Any]) -> None:
         """Add edges to a tensor's storage, its gradient and the node that made it."""
-        if tensor.is_cuda and (place := place_of(tensor)) in self._blocks:
+        is_measured = tensor.device.type == VIEW.backend.device_type
+        if is_measured and (place := place_of(tensor)) in self._blocks:
             self._edge(key, place)
         if tensor.grad_fn is not None:
             self._edge(key, self._node(tensor.grad_fn, pending))

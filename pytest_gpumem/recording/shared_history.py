@@ -69,6 +69,7 @@ class SharedHistory:
         unchanged: Callable[[], AbstractContextManager[None]],
         traces: Callable[[], list[list[Event]]],
         switch: Callable[..., object],
+        record: Callable[..., None],
     ) -> None:
         """Store the functions that it calls.
 
@@ -77,11 +78,15 @@ class SharedHistory:
             unchanged: opens a block in which PyTorch's bindings act as if they were not wrapped.
             traces: returns the real history's events by device.
             switch: PyTorch's real binding, ``_cuda_record_memory_history``.
+            record: the backend's function above it, as
+                ``torch.cuda.memory._record_memory_history``. On other accelerators than CUDA the
+                test's own history is the measurement's.
         """
         self._notify = notify
         self._unchanged = unchanged
         self._traces = traces
         self._switch = switch
+        self._record_history = record
         self._running = 0
         """number of running histories of the measurement"""
         self._of_test: HistorySettings | None = None
@@ -126,27 +131,21 @@ class SharedHistory:
 
     def _restart(self) -> None:
         """Restart the real history with settings that include every running history's."""
-        import torch
-
         if self._of_test is not None:
             self._lost = self.shown(self._traces())
         with self._unchanged():
-            torch.cuda.memory._record_memory_history(None)  # drops older events
+            self._record_history(None)  # drops older events
             self._record()
 
     def _record(self) -> None:
         """Make PyTorch record for all running histories, without dropping events."""
-        import torch
-
         of_test = self._of_test
         if not self._running:
             if of_test is not None:
                 self._switch(*of_test.arguments)
             return
         if of_test is None:
-            torch.cuda.memory._record_memory_history(
-                "all", context="alloc", stacks="python", max_entries=MAX_EVENTS
-            )
+            self._record_history("all", context="alloc", stacks="python", max_entries=MAX_EVENTS)
             return
         context = max("alloc", of_test.context, key=CONTEXTS.index)
         arguments = list(of_test.arguments[CLEARS:])

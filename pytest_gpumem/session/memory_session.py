@@ -58,8 +58,8 @@ class MemorySession:
         )
         judging = Judging([self.store, *nearest_stores], policy)
         device = runner.choice.device
-        explained = device is not None and device.backend.lists_blocks
-        if not explained or (settings.attribution == "off" and settings.snapshots is None):
+        wanted = settings.attribution != "off" or settings.snapshots is not None
+        if not wanted or device is None or not device.explains():
             self.explainer = Explainer(judging)
         else:
             # explain is imported only here: measuring does not depend on it.

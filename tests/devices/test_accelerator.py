@@ -366,6 +366,41 @@ def test_the_largest_argument_is_that_of_the_devices_own_memory(suite, imported,
     assert "--largest: Stand-in 1000 does not report how much memory it has; declare a li" in text
 
 
+LINES = """
+def of_the_model(width):
+    return torch.nn.Linear(1024, width, bias=False, device="standin")
+
+kept = []
+
+@pytest.mark.gpu_memory(max_leak_mib=1)
+def test_leaks():
+    kept.append(torch.ones(1024, 1024, device="standin"))
+
+@pytest.mark.gpu_memory
+def test_step():
+    layer = of_the_model({width})
+    samples = torch.ones(64, 1024, device="standin")
+    layer(samples).sum().backward()
+
+@pytest.mark.gpu_memory(max_gib=0.02)
+def test_larger():
+    layer = of_the_model(8192)
+"""
+
+
+def test_where_the_backend_records_a_history_a_failure_names_its_lines(accelerated, monkeypatch):
+    """XPU does, as its memory module has the functions; the stand-in has their Python names."""
+    monkeypatch.setenv("STANDIN_HISTORY", "1")
+    run(accelerated, "--gpumem-update-baselines", source=LINES.format(width=1024))
+    session = run(accelerated, source=LINES.format(width=4096))
+    assert session.outcomes == {"passed": 1, "failed": 2, "errors": 1}, session.out
+    for sentence in (
+        "regressed: parameters +12.00 MiB at test_it.py:7 (of_the_model)",
+        "32.00 MiB parameters test_it.py:7 in of_the_model: return torch.nn.Linear(",
+    ):
+        assert sentence in session.flat, session.out
+
+
 # ---- what it finds out about a backend ----
 
 
@@ -398,7 +433,7 @@ def test_what_a_backend_lacks_is_said_by_name(standin):
     limits = [
         "standin device Stand-in 1000",
         "standin records no history: a failure names no lines",
-        "standin cannot be limited: max_gib is compared after the test",
+        "standin is not limited: max_gib is compared after the test",
     ]
     more = [
         "standin counts no reserved memory: allocated memory stands for it",
@@ -535,7 +570,7 @@ def test_a_session_finds_the_accelerator_and_says_what_it_is(suite, imported):
     session = suite.run_apart(source=README.format(width=256))
     assert session.outcomes == {"passed": 1}
     assert "gpumem: standin device Stand-in 1000" in session.out
-    assert session.out.count("standin cannot be limited: max_gib is compared after the test") == 1
+    assert session.out.count("standin is not limited: max_gib is compared after the test") == 1
     assert "Peak memory in MiB on standin-Stand-in-1000" in session.out
 
 

@@ -4,6 +4,7 @@
 //
 // STANDIN_MIB: the memory of a device. STANDIN_LACKS: what it does not have, some of "devices
 // statistics allocated peak requested reserved info class" (its error's class: as MPS's).
+// Its history is kept by standin.py, which is told of each event.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -51,6 +52,15 @@ size_t memory_of_a_device() {
   return (mib == nullptr ? size_t{1024} : std::strtoull(mib, nullptr, 10)) << 20;
 }
 
+using Observer = void (*)(const char* action, size_t address, size_t size, int device);
+Observer observer = nullptr;
+
+void tell(const char* action, void* address, size_t size, c10::DeviceIndex device) {
+  if (observer != nullptr) { // it takes Python's lock, so no other may be held
+    observer(action, reinterpret_cast<size_t>(address), size, device);
+  }
+}
+
 struct Block {
   c10::DeviceIndex device;
   size_t size;
@@ -62,10 +72,10 @@ void free_block(void* pointer);
 // Each request is a segment of its own. A freed one serves the next request of its size.
 struct StandInAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t requested) override {
-    const std::lock_guard<std::mutex> lock(mutex);
     const auto device = current_device;
     void* pointer = nullptr;
     if (requested > 0) {
+      const std::lock_guard<std::mutex> lock(mutex);
       const size_t size = (requested + kUnit - 1) / kUnit * kUnit;
       pointer = take(device, size, requested);
       blocks[pointer] = {device, size, requested};
@@ -76,17 +86,23 @@ struct StandInAllocator final : c10::DeviceAllocator {
       own.active_bytes[0].increase(size);
       own.requested_bytes[0].increase(requested);
     }
+    if (requested > 0) {
+      tell("alloc", pointer, requested, device);
+    }
     return {pointer, pointer, free_block, c10::Device(kType, device)};
   }
 
   void release(void* pointer) {
-    const std::lock_guard<std::mutex> lock(mutex);
+    std::unique_lock<std::mutex> lock(mutex);
     const auto found = blocks.find(pointer);
     if (found == blocks.end()) {
       return;
     }
     const Block block = found->second;
     blocks.erase(found);
+    lock.unlock();
+    tell("free", pointer, block.size, block.device);
+    lock.lock();
     auto& own = stats[block.device];
     own.allocation[0].decrease(1);
     own.active[0].decrease(1);
@@ -225,6 +241,14 @@ struct AllocatorWithoutStatistics final : c10::Allocator {
     std::memcpy(to, from, count);
   }
 };
+
+} // namespace
+
+extern "C" __attribute__((visibility("default"))) void standin_observe(Observer told) {
+  observer = told;
+}
+
+namespace {
 
 c10::Allocator* allocator_of_torch() {
   static AllocatorWithoutStatistics plain;
