@@ -217,10 +217,14 @@ def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process is running, and not a zombie."""
+    """Return whether a process is running, and not a zombie; without /proc zombies run too."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
+        if sys.platform != "win32":  # where signal 0 is Ctrl-C
+            with suppress(OSError):
+                os.kill(pid, 0)
+                return True
         return False
     return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
 

@@ -166,7 +166,7 @@ def test_a_program_that_replaces_its_process_is_not_passed_over(run, tmp_path):
 def test_a_process_that_tells_no_peak_fails_a_gate(run, tmp_path):
     status, text = run("--baseline=kept", own=["killed"])
     assert status == 1
-    assert "used a GPU and ended, or runs on, without reporting its peaks; let all" in text
+    assert "used the GPU and ended, or runs on, without reporting its peaks; let all" in text
     assert not (tmp_path / "kept").exists()
     assert run(own=["killed"])[0] == 0
 
