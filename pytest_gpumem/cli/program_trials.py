@@ -187,7 +187,7 @@ def _memory_of(results: Sequence[Result]) -> int:
     if not device.total_memory:
         problem = f"{device.name} does not report how much memory it has"
         raise SpecError("--largest", problem, "declare a limit, as --max-gib=8")
-    return device.total_memory - device.context
+    return device.usable_memory
 
 
 def printed_error(printed: str) -> str:

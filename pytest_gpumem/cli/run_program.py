@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_argument(
         parser,
         "auto (a real GPU if there is one, else the virtual GPU; with --card, the virtual GPU), "
-        "cuda, virtual",
+        "cuda, accelerator (XPU, MPS, NPU), virtual",
     )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="number of GPUs (1)")
     parser.add_argument(

@@ -269,7 +269,7 @@ def limits_of(result: Result, device: int) -> list[LimitLine]:
         return []
     info = measurement.device
     usable = info.usable_memory
-    limits = [LimitLine("card", f"{info.name} {size(usable)}", usable)]
+    limits = [LimitLine("card", f"{info.name} {size(usable)}", usable)] if usable else []
     for row in result.verdict.comparisons:
         if row.device != device or row.peak not in PEAKS:
             continue
@@ -302,8 +302,10 @@ def refusal_of(result: Result, device: int) -> RefusedRequest | None:
         for row in result.verdict.comparisons
         if row.device == device and row.peak == "reserved" and row.budget is not None
     ]
-    usable = measurement.device.usable_memory
-    return RefusedRequest(oom.requested, oom.reserved, min([*budgets, usable]))
+    usable = measurement.device.usable_memory  # 0: unknown
+    cap = min([*budgets, *([usable] if usable else [])], default=0)
+    # Not every accelerator holds a step to its budget.
+    return RefusedRequest(oom.requested, oom.reserved, max(cap, oom.reserved))
 
 
 def _hash(source: str) -> str:

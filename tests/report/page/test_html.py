@@ -636,6 +636,20 @@ def test_out_of_memory_has_its_refusal_in_its_section_alone(parsed):
     assert group == "512.00 MiB refused here"
 
 
+def test_a_device_that_does_not_report_its_memory_has_no_line_of_it():
+    """Nor is a refused request drawn at the step's beginning."""
+    refused = (it for it in sample().results if it.measurement and it.measurement.out_of_memory)
+    short = next(refused)
+    device = replace(short.measurement.device, total_memory=0, context=0)
+    rows = tuple(replace(row, budget=None) for row in short.verdict.comparisons)
+    measurement = replace(short.measurement, device=device)
+    verdict = replace(short.verdict, comparisons=rows)
+    short = replace(short, measurement=measurement, verdict=verdict)
+    assert [line for line in html.limits_of(short, 0) if line.kind == "card"] == []
+    refusal = html.refusal_of(short, short.measurement.out_of_memory.device_index)
+    assert refusal.cap == refusal.reserved > 0
+
+
 def test_the_points_are_there_for_the_script():
     levels = (512, 1024, 1024, 0)
     lines = {"lines": ("a.py:1 in f", "b.py:2"), "line_of": (0, 0, 1, -1)}
