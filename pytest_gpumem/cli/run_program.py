@@ -324,13 +324,16 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
     titles = ("process", "device", "peak allocated", "peak reserved", f"of {format_size(room)}")
     first = 0 if children else 1  # a single process needs no name
     last = 5 if room else 4  # no share of a memory whose size is unknown
-    table = tabulate(
-        [row[first:last] for row in rows],
-        titles[first:last],
-        disable_numparse=True,
-        colalign=("left", "right", "right", "right", "right")[first:last] if rows else None,
-    )
-    lines = [f"gpumem: {virtual}{info.name}", table]
+    lines = [f"gpumem: {virtual}{info.name}"]
+    if rows:
+        lines.append(
+            tabulate(
+                [row[first:last] for row in rows],
+                titles[first:last],
+                disable_numparse=True,
+                colalign=("left", "right", "right", "right", "right")[first:last],
+            )
+        )
     if info.is_predicted:
         lines.append(PREDICTED)
     lines += [f"note: {note}" for note in measurement.notes]
