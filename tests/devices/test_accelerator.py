@@ -576,8 +576,18 @@ def test_a_session_finds_the_accelerator_and_says_what_it_is(suite, imported):
 
 # ---- processes that a test starts ----
 
+WORKER = """
+import os, sys
+import torch
+sys.path.insert(0, os.environ["STANDIN_FOLDER"])
+import standin
+
+def work():
+    torch.empty(60 << 20, dtype=torch.uint8, device="standin")
+"""
 STARTER = """
-import os, subprocess
+import multiprocessing, os, subprocess
+import worker
 
 CODE = '''
 import os, signal, sys
@@ -609,6 +619,14 @@ def test_starts_one_that_is_killed(gpu_memory):
     start("killed")
 
 @pytest.mark.gpu_memory
+def test_starts_one_by_multiprocessing():
+    context = multiprocessing.get_context("forkserver")  # ends without atexit
+    context.set_executable(PYTHON)
+    process = context.Process(target=worker.work)
+    process.start()
+    process.join()
+
+@pytest.mark.gpu_memory
 def test_starts_one_without_the_accelerator(gpu_memory):
     mib(3, gpu_memory.device)
     subprocess.run([PYTHON, "-c", "import torch"], check=True)
@@ -619,8 +637,9 @@ def test_processes_that_a_test_starts_are_measured(accelerated, standin, monkeyp
     monkeypatch.setenv("STANDIN_FOLDER", str(standin))
     monkeypatch.setenv("STANDIN_LACKS", "info")
     monkeypatch.setenv("NEW_PYTHON", sys.executable)
+    accelerated.write("worker.py", WORKER)
     session = run(accelerated, "-v", source=STARTER)
-    assert session.outcomes == {"passed": 3, "failed": 1}, session.out
+    assert session.outcomes == {"passed": 4, "failed": 1}, session.out
     assert (
         "part child processes: over budget: peak reserved of 40.00 MiB is 9.28 MiB over "
         "max_gib=0.03"
@@ -631,6 +650,8 @@ def test_processes_that_a_test_starts_are_measured(accelerated, standin, monkeyp
         "test_starts_one_without_a_limit": (0, 0),
         "test_starts_one_without_a_limit (child processes)": (40, 40),
         "test_starts_one_that_is_killed": (3, 3),
+        "test_starts_one_by_multiprocessing": (0, 0),
+        "test_starts_one_by_multiprocessing (child processes)": (60, 60),
         "test_starts_one_without_the_accelerator": (3, 3),
     }
     assert "1 child process may have used the GPU and reported no peak: a process" in session.flat
