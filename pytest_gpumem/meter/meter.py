@@ -222,7 +222,7 @@ class Meter:
         with self.recording.own_work(settles=False):
             result, changed = self.isolation.empty_cache(empty)
         if changed:
-            reset_peaks(self.devices)
+            self._forget_peaks()
             self.room.follow_foreign()
         return result
 
@@ -269,10 +269,14 @@ class Meter:
             (ACTIVE or [self])[-1].note()
             reset_peaks(self.devices)
 
-    def _resume(self, held: Sequence[Peak], inner: Tally) -> None:
-        """Resume after a nested meter, adding its peaks to the memory held before it."""
+    def _forget_peaks(self) -> None:
+        """Reset the peaks of the allocators and of the devices, which are compared."""
         reset_peaks(self.devices)
         self._use.forget()
+
+    def _resume(self, held: Sequence[Peak], inner: Tally) -> None:
+        """Resume after a nested meter, adding its peaks to the memory held before it."""
+        self._forget_peaks()
         for tally in self._open:
             tally.raise_to(list(map(plus, held, inner.peaks)))
 
@@ -366,8 +370,7 @@ class Meter:
             changed = self.isolation.settle()
         if changed:
             self.room.follow_foreign()
-        self._use.forget()
-        reset_peaks(self.devices)
+        self._forget_peaks()
 
     def release(self) -> None:
         """Free the memory of all garbage, including objects made before the step.

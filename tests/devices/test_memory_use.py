@@ -324,3 +324,20 @@ def test_memory_beside_the_allocator_belongs_to_the_tests_limit(suite):
     assert session.verdicts()["test_too_much"] == "over budget"
     assert "5120.00 MiB in use, 5120.00 MiB of it outside PyTorch's allocator" in session.flat
     assert "at least 5120.00 MiB of H100's memory were allocated outside" in session.flat
+
+
+def test_memory_of_an_earlier_test_that_this_one_frees_is_not_outside_of_pytorch(suite):
+    session = suite.run(
+        source="""
+        kept = []
+        @pytest.mark.gpu_memory(baseline=False)
+        def test_keeps(): kept.append(mib(300))
+        @pytest.mark.gpu_memory(baseline=False)
+        def test_frees():
+            kept.clear()
+            torch.cuda.empty_cache()
+            kept.append(mib(30))
+        """
+    )
+    assert session.outcomes == {"passed": 2}
+    assert "outside PyTorch's allocator" not in session.flat
