@@ -183,6 +183,11 @@ def test_the_page_of_the_json_report_has_every_field(record, number):
     assert shown == set(schema()["$defs"][record]["properties"])
 
 
+def test_the_page_of_the_json_report_has_every_kind_of_verdict():
+    (kinds,) = (row[1] for row in table("reference/json-report.md", 3) if row[0] == "kind")
+    assert set(kinds.split(", ")) == {kind.value for kind in Kind}
+
+
 def test_a_report_is_read_as_the_page_shows(virtual_gpu, suite):
     source = """
         @pytest.mark.gpu_memory

@@ -36,7 +36,7 @@ def test_the_report_by_verbosity(suite):
     assert "made with: torch" not in outs["-v"]
     for text in (HEAD, "gpumem: 1 ok", "GPU memory", "test_good"):
         assert text not in outs["-q"]
-    assert outs["-q"].count("gpumem: 1 over budget (run without -q for the reasons)\n") == 1
+    assert outs["-q"].count("gpumem: 1 over budget\n") == 1
     assert "Peak memory" not in outs["-q"]
     for out in outs.values():
         assert "over budget: peak allocated of 100.00 MiB" in out

@@ -20,7 +20,7 @@ def request(*mib, reason="a choice", counted=True, until=None, **more):
     choices = VirtualDevice.loaded().gpu_choices
     now = time.time_ns() / 1000
     sizes = [size * MIB for size in mib]
-    return choices.add(reason, sizes, (now, until or now), counted=counted, **more)
+    return choices.add_blocks(reason, sizes, (now, until or now), counted=counted, **more)
 
 def keep(numbers):
     VirtualDevice.loaded().gpu_choices.keep_until(numbers, time.time_ns() / 1000)

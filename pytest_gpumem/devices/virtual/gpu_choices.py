@@ -65,7 +65,7 @@ class GpuChoices:
             for index in range(torch.cuda.device_count()):
                 torch._cufft_clear_plan_cache(index)
 
-    def add(
+    def add_blocks(
         self,
         reason: str,
         sizes: Iterable[int],

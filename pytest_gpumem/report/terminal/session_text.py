@@ -80,13 +80,12 @@ def quiet_line(
     if not failed and not parts:
         return []
     separator = [StyledText("; ")] if failed and parts else []
-    unheld = [StyledText(f"not compared: {', '.join(parts)}")] if parts else []
+    unheld = f"not compared: {', '.join(parts)} (run without -q for the reasons)"
     return [
         StyledText("gpumem: "),
         *counts(failed),
         *separator,
-        *unheld,
-        StyledText(" (run without -q for the reasons)"),
+        *([StyledText(unheld)] if parts else []),
     ]
 
 

@@ -203,8 +203,8 @@ def add_timed(
     """
     # The first call, a trial, comes before the buffer is allocated.
     time = time_ns() / 1000
-    gpu_choices.add(TIMED, [*held, *called], (time, time), counted=False)
-    gpu_choices.add(TIMED, [*held, buffer, *called], (time + 1, time + 1), counted=False)
+    gpu_choices.add_blocks(TIMED, [*held, *called], (time, time), counted=False)
+    gpu_choices.add_blocks(TIMED, [*held, buffer, *called], (time + 1, time + 1), counted=False)
 
 
 def call_with_buffer(call: Callable[[], object], nbytes: int) -> None:

@@ -244,12 +244,12 @@ class PaddedProducts:
         ended = time_ns() / 1000
         if product not in self._timed:
             self._timed.add(product)
-            self._gpu_choices.add(TIMED, [*copies, flushed()], (began, began), counted=False)
-        self._gpu_choices.add(PADDED, [result_copy], (began, ended))
+            self._gpu_choices.add_blocks(TIMED, [*copies, flushed()], (began, began), counted=False)
+        self._gpu_choices.add_blocks(PADDED, [result_copy], (began, ended))
         out = options.get("out", result)
         kept_with = out.untyped_storage().data_ptr() if call.saves else 0
         start = call.last_began if call.is_backward else began
-        numbers = self._gpu_choices.add(PADDED, copies, (start, ended), kept_with=kept_with)
+        numbers = self._gpu_choices.add_blocks(PADDED, copies, (start, ended), kept_with=kept_with)
         call.saved.append(numbers)
         call.last_began = began
         return result
