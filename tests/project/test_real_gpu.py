@@ -58,12 +58,9 @@ def test_what_is_no_number_and_no_part_is_told(tmp_path):
     assert "'chekcs' is no part" in error
 
 
-def test_the_page_names_all_parts_and_counts_the_checks():
+def test_the_page_names_all_parts():
     parts = re.findall(r"^        ([a-z]+)\)", SCRIPT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert re.findall(r"^\| `([a-z]+)` \|", PAGE.partition("## What to send")[0], re.MULTILINE)
     assert set(re.findall(r"^\| `([a-z]+)` \|", PAGE, re.MULTILINE)) >= set(parts)
-    source = (CHECKS / "real_gpu_checks.py").read_text(encoding="utf-8")
-    assert f"{len(re.findall(r'^def test_[0-9]', source, re.MULTILINE))} checks" in PAGE
 
 
 def test_each_assumption_has_a_state_of_the_page_and_a_check_that_exists():
