@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import os
 import pkgutil
 import sys
@@ -251,6 +252,13 @@ class _TestModulesOnly:
         for name in set(sys.modules) - self._before:
             if name.partition(".")[0].startswith(("test_", "conftest", "helper")):
                 vars(sys.modules.pop(name)).clear()  # also frees tensors in its globals
+
+
+@pytest.fixture
+def busy_clock(monkeypatch):
+    """Return a function; once it is called, 100 s pass between any two looks at the clock."""
+    leaps = itertools.count(step=100)
+    return lambda: monkeypatch.setattr("time.monotonic", lambda: next(leaps))
 
 
 @pytest.fixture

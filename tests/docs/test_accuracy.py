@@ -144,6 +144,13 @@ CLAIMS = {
 }
 
 
+@pytest.fixture
+def evidence(monkeypatch):
+    """The script that reads the recorded results and makes the page of every row."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.published.evidence")
+
+
 @pytest.mark.parametrize("line", CLAIMS)
 def test_a_figure_is_that_of_its_result(line):
     name, _, text = line.partition(": ")
@@ -253,15 +260,11 @@ def test_six_runs_of_gpt2_are_as_near_as_the_page_says():
     assert "four exact to the MiB, two within 0.2 %" in flat(read(DETAILS))
 
 
-def test_the_page_of_every_row_is_that_of_the_results(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    evidence = importlib.import_module("benchmarks.published.evidence")
+def test_the_page_of_every_row_is_that_of_the_results(evidence):
     assert evidence.PAGE.read_text(encoding="utf-8") == evidence.page()
 
 
-def test_golden_values_of_megatron_are_as_near_as_the_page_says(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    evidence = importlib.import_module("benchmarks.published.evidence")
+def test_golden_values_of_megatron_are_as_near_as_the_page_says(evidence):
     [rows] = evidence.tables("published_megatron")
     off = [row[head] for row in rows for head in ("off", "off 2", "off 3", "off 4")]
     assert [cell for cell in off if cell not in {"", "+0"}] == ["-1048576"]
@@ -317,9 +320,7 @@ def test_the_page_begins_with_the_plot_and_its_numbers(monkeypatch):
     assert plot.PLOT.read_text(encoding="utf-8") == plot.svg(rows)
 
 
-def test_compiled_rows_are_as_near_as_the_page_says(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    evidence = importlib.import_module("benchmarks.published.evidence")
+def test_compiled_rows_are_as_near_as_the_page_says(evidence):
     page = flat(read(DETAILS))
     number = 0
     for name, kinds in COMPILED.items():
@@ -338,9 +339,7 @@ def test_compiled_rows_are_as_near_as_the_page_says(monkeypatch):
     assert f"{number} published peaks of compiled training" in page
 
 
-def test_llamas_compiled_by_torchtitan_are_as_near_as_the_page_says(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    evidence = importlib.import_module("benchmarks.published.evidence")
+def test_llamas_compiled_by_torchtitan_are_as_near_as_the_page_says(evidence):
     [rows] = evidence.tables("published_titan")
     errors = {row["run"]: float(row["% 2"]) for row in rows}
     june = sorted(error for run, error in errors.items() if "2025-06" in run and "ao" in run)
@@ -355,9 +354,7 @@ def test_llamas_compiled_by_torchtitan_are_as_near_as_the_page_says(monkeypatch)
     assert [error <= 0.01 for error in sorted(same)] == [True] * 5 + [False]
 
 
-def test_short_steps_lie_between_collectives_kept_for_two_steps_and_for_three(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    evidence = importlib.import_module("benchmarks.published.evidence")
+def test_short_steps_lie_between_collectives_kept_for_two_steps_and_for_three(evidence):
     [rows] = evidence.tables("published_nanogpt")
     longer = {
         row["step"]: row[LONGER].partition(";")[0] for row in rows if row[LONGER]
@@ -379,9 +376,7 @@ def test_short_steps_lie_between_collectives_kept_for_two_steps_and_for_three(mo
     assert "has 34,460 MiB, and the virtual GPU 33,703 with one step more" in page
 
 
-def test_ranges_of_compiled_steps_hold_the_rows_that_the_page_names(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    evidence = importlib.import_module("benchmarks.published.evidence")
+def test_ranges_of_compiled_steps_hold_the_rows_that_the_page_names(evidence):
     [rows] = evidence.tables("published_nanogpt")
     outside = {}
     for row in rows:
@@ -434,9 +429,7 @@ def test_ranges_of_compiled_steps_hold_the_rows_that_the_page_names(monkeypatch)
     assert f"{len(near)} of the {len(rows)} peaks allocated are within 0.01 %" in page
 
 
-def test_ranges_of_compiled_steps_are_as_wide_and_as_narrow_as_the_page_says(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    evidence = importlib.import_module("benchmarks.published.evidence")
+def test_ranges_of_compiled_steps_are_as_wide_and_as_narrow_as_the_page_says(evidence):
     [rows] = evidence.tables("choices_by_time")
     page, limits = flat(read(DETAILS)), flat(read("explanation/not-predicted.md"))
     kinds, outside = {}, {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from helpers.sources import SIZED
 
 STEP = f"""{SIZED.format(fixed=100, per_sample=10)}
@@ -154,13 +152,12 @@ def test_it(gpu_memory):
     assert "variant 'less'" in run(suite, body).flat
 
 
-def test_the_advice_is_the_same_whatever_the_clock_says(suite, monkeypatch):
+def test_the_advice_is_the_same_whatever_the_clock_says(suite, busy_clock):
     def hints(session):
         return [line for line in session.out.splitlines() if line.startswith("hint:")]
 
     at_once = hints(run(suite, TEST))
-    leaps = itertools.count(step=100)
-    monkeypatch.setattr("time.monotonic", lambda: next(leaps))
+    busy_clock()
     assert hints(run(suite, TEST)) == at_once
     assert len(at_once) == 1
 

@@ -328,11 +328,10 @@ def test_the_collector_runs_alike_in_every_probe_whatever_is_shown_between(probe
     assert in_silence + with_lines == [in_silence[0]] * 4
 
 
-def test_a_search_finds_the_same_whatever_the_clock_says(prober, meter, monkeypatch):
+def test_a_search_finds_the_same_whatever_the_clock_says(prober, meter, busy_clock):
     meter.room.cap(1000 * MIB)
     largest = prober.largest(linear)
-    leaps = itertools.count(step=100)
-    monkeypatch.setattr("time.monotonic", lambda: next(leaps))
+    busy_clock()
     assert prober.largest(linear) == largest
 
 

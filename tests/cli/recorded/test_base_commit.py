@@ -1,9 +1,9 @@
 """``gpumem compare --git``: the working tree beside a commit, without committed baselines."""
 
-import subprocess
 import sys
 
 import pytest
+from helpers.git import commit, git
 from helpers.warm import warm_python
 
 MODULE = """
@@ -28,11 +28,6 @@ def test_other():
 """
 
 
-def git(*arguments):
-    named = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    subprocess.run(["git", *named, *arguments], check=True, capture_output=True)
-
-
 @pytest.fixture
 def project(here, monkeypatch):
     """A repository with a package in src, and pytest's arguments; a commit that takes 4 MiB."""
@@ -43,8 +38,7 @@ def project(here, monkeypatch):
     (here / "test_mine.py").write_text(TEST)
     (here / "pytest.ini").write_text("[pytest]\npythonpath = src\n")
     git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "base")
+    commit("base")
     return here
 
 
@@ -63,8 +57,7 @@ def test_a_growth_since_the_commit_fails_with_its_cause(project, capfd):
     assert status == 1
     assert "regressed: other +16.00 MiB at src/mine.py:6 (step)" in out
     assert "next: if this is intended, merge it: HEAD is measured anew each time" in out
-    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, check=True)
-    assert listed.stdout.count(b"\n") == 1
+    assert git("worktree", "list").count("\n") == 1
     assert not (project / "baselines").exists()
     status, out, _ = compare(capfd, "--git=HEAD", "--", "-p", "no:asyncio", "-k", "other")
     assert (status, "1 passed, 1 deselected" in out) == (0, True)
@@ -72,7 +65,7 @@ def test_a_growth_since_the_commit_fails_with_its_cause(project, capfd):
 
 def test_a_commit_whose_tests_cannot_run_is_told(project, capfd):
     (project / "test_mine.py").write_text("import nowhere")
-    git("commit", "-qam", "broken")
+    commit("broken")
     (project / "test_mine.py").write_text(TEST)
     status, _, err = compare(capfd, "--git=HEAD", "--", "-p", "no:asyncio")
     assert status == 2
@@ -102,8 +95,7 @@ def test_a_module_that_only_the_working_tree_has_is_told(project, capfd):
         f"import sys\nsys.path.insert(0, {str(project)!r} + '/lib')"
     )
     (project / "pytest.ini").write_text("[pytest]\n")
-    git("add", ".")
-    git("commit", "-qm", "absolute")
+    commit("absolute")
     status, _, err = compare(capfd, "--git=HEAD", "--", "-p", "no:asyncio")
     assert status == 2
     assert "tests of HEAD imported these files of the working tree:" in err
