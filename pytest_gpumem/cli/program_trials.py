@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 MAX_ERROR: Final = 400
 """characters of a program's error that are shown"""
-GPUMEM_RUN: Final = (sys.executable, "-m", "pytest_gpumem.cli.main", "run")
+GPUMEM_RUN: Final = ("-m", "pytest_gpumem.cli.main", "run")
+"""arguments of Python"""
 _ERROR: Final = re.compile(r"[\w.]+(Error|Exception)\b")
 _FORM: Final = re.compile(r"(?P<flag>\S+):(?P<first>\d{1,12})\.\.(?P<last>\d{1,12})")
 
@@ -126,8 +127,8 @@ class ProgramTrials(NamedTuple):
             with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
                 report = Path(folder) / "gpumem.json"
                 options = [*self.options, f"--rank={rank}", *["--update"] * update]
-                command = [*GPUMEM_RUN, f"--json={report}", *options, *self.program]
-                failed |= bool(subprocess.run(command, check=False).returncode)
+                command = [sys.executable, *GPUMEM_RUN, f"--json={report}", *options]
+                failed |= bool(subprocess.run([*command, *self.program], check=False).returncode)
                 results = _results(report)
             sizes, word = ["", ""], "failed"
             if results and results[0].measurement is not None:
@@ -164,7 +165,12 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         report = Path(folder) / "gpumem.json"
         ended = subprocess.run(
-            [*GPUMEM_RUN, f"--json={report}", "--until-started", *options, *program],
+            [
+                *(sys.executable, *GPUMEM_RUN),
+                *(f"--json={report}", "--until-started"),
+                *options,
+                *program,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

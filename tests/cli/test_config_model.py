@@ -10,6 +10,7 @@ import pytest
 from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.cli import config_model
+from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.sizes import MIB
 
 TINY = {
@@ -105,6 +106,20 @@ def test_another_model_is_refused_in_a_sentence(model):
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 2
     assert "name the configuration of a causal language model that transformers has" in ended.stderr
+
+
+def test_what_transformers_refuses_is_told_in_a_sentence(gpumem, monkeypatch):
+    def refused(*_):
+        raise GpuMemError("config.json", "ValueError: Unrecognized configuration class", "")
+
+    monkeypatch.setattr(config_model, "find_spec", bool)
+    monkeypatch.setattr(config_model, "measured", refused)
+    status, _, errors = gpumem("model", "config.json", "--only=inference")
+    assert status == 2
+    assert errors.splitlines()[-1] == (
+        "gpumem: config.json: ValueError: Unrecognized configuration class; name the "
+        "configuration of a causal language model that transformers has"
+    )
 
 
 @pytest.mark.parametrize(("missing", "arguments"), [("transformers", ()), ("peft", ("--lora=8",))])

@@ -25,23 +25,24 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run serve.py with options and its own arguments; return the status and the text."""
+    """Run serve.py with options and its own arguments; return the status and the text.
+
+    The engine runs in the program's process, or in one of its own, as by default.
+    """
     toy_vllm.write(tmp_path)
     (tmp_path / "serve.py").write_text(SERVE, encoding="utf-8")
     monkeypatch.delenv("CI", raising=False)
 
-    def run(*options, own=(), **variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+    def run(*options, own=(), processes=False):
+        monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", f"{processes:d}")
         return gpumem_run(tmp_path, *options, "serve.py", *own)
 
     return run
 
 
-@pytest.mark.parametrize("one_process", ["0", "1"])
-def test_a_start_ends_with_what_the_server_decided(run, tmp_path, one_process):
-    """In a process of its own, as by default, or in the program's."""
-    status, text = run("--card=T4", "--json=it.json", VLLM_ENABLE_V1_MULTIPROCESSING=one_process)
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_start_ends_with_what_the_server_decided(run, tmp_path, processes):
+    status, text = run("--card=T4", "--json=it.json", processes=processes)
     assert status == 0, text
     assert "vLLM 0.33.0 starts" in text
     for row in ("weights 0.06 GiB", "activations of the profiling run 0.03 GiB", "KV cache 12."):
@@ -106,7 +107,7 @@ def test_a_start_too_close_to_its_limit_is_not_promised(run):
 
 
 def test_the_weights_do_not_fit(run):
-    status, text = run("--card=T4", "--until-started", own=["--mib=20000"])
+    status, text = run("--card=T4", "--until-started", own=["--mib=20000"], processes=True)
     assert status == 1
     assert "no start: vLLM 0.33.0 does not start: CUDA out of memory. Tried to allocate" in text
     assert "what starts" not in text
@@ -153,7 +154,7 @@ def test_a_server_starts_whose_figures_cannot_be_read(run, tmp_path):
 def test_a_killed_server_has_told_the_peaks_of_its_start(run, tmp_path):
     serve = SERVE + "    llm.process.kill()\n    llm.process.join()\n"
     (tmp_path / "serve.py").write_text(serve, encoding="utf-8")
-    status, text = run("--card=T4")
+    status, text = run("--card=T4", processes=True)
     assert status == 0
     assert "vLLM 0.33.0 starts" in text
     assert "its peaks are those until it had started" in text
