@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.git import commit, git
 from helpers.judged import NOW
+from helpers.warm import warm_python
 
 from pytest_gpumem.baselines.paths import Key
 from pytest_gpumem.cli.bisect.bisect import VersionFigures
@@ -180,6 +181,12 @@ def test_the_edit_is_named_and_not_the_line_that_grew(suite, capsys):
     assert "  without model.py:3: 96.00 MiB\n" in progress
 
 
+@pytest.fixture
+def warm(monkeypatch):
+    """Sessions of the command are forks of the warm process."""
+    monkeypatch.setattr(sys, "executable", warm_python())
+
+
 @pytest.mark.parametrize(
     ("revision", "edit", "words"),
     [
@@ -188,6 +195,7 @@ def test_the_edit_is_named_and_not_the_line_that_grew(suite, capsys):
         ("HEAD", "assert True", "or without the 1 edit: no test was measured"),
     ],
 )
+@pytest.mark.usefixtures("warm")
 def test_what_cannot_be_asked_is_told(suite, capsys, revision, edit, words):
     suite.write("test_it.py", "def test_it():\n    pass\n")
     git("init", "-q")

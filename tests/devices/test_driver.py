@@ -85,7 +85,7 @@ def test_a_hidden_gpu_is_not_expected_and_nothing_is_asked(monkeypatch):
     assert not select.real_gpu_expected()
 
 
-def test_the_version_is_nvml_s_and_unknown_without_it(tmp_path):
+def test_the_version_is_nvml_s_and_unknown_without_it(tmp_path, monkeypatch):
     source = tmp_path / "nvml.c"
     source.write_text(
         "#include <string.h>\nint nvmlInit_v2(void) { return 0; }\nint nvmlShutdown(void) "
@@ -94,6 +94,9 @@ def test_the_version_is_nvml_s_and_unknown_without_it(tmp_path):
     )
     library = tmp_path / "libnvidia-ml.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    code = "from pytest_gpumem.devices import driver; print(driver.version())"
+    code = "from pytest_gpumem.devices import driver; print(driver.nvidia_version())"
     assert run_python(code, LD_LIBRARY_PATH=str(tmp_path)).stdout == "580.159.03\n"
     assert run_python(code, LD_LIBRARY_PATH="").stdout == "unknown\n"
+    monkeypatch.setattr(driver, "nvidia_version", lambda: "580.159.03")
+    assert driver.version("cuda") == "580.159.03"
+    assert driver.version("virtual") == "virtual"

@@ -60,44 +60,43 @@ def test_a_build_of_torch_without_cuda_skips_or_errs_where_a_device_is_demanded(
     assert "torch 2.15.0+cpu is built without CUDA; install a CUDA build" in session.flat
 
 
-def test_in_ci_a_marked_test_without_a_device_fails_unless_none_is_meant(cpu_only, monkeypatch):
-    monkeypatch.setenv("CI", "1")
-    session = cpu_only.run_apart(source=MARKED)
-    assert session.outcomes == {"passed": 1, "errors": 1}
-    assert session.ret == 1
-    assert (
-        "gpumem: no device, so marked tests fail, because CI is set: there is no GPU here"
-        in session.flat
-    )
-    assert "torch 2.15.0+cpu is built without CUDA; install a CUDA build" in session.flat
-    assert "CI is set, so a marked test without a device fails; " in session.flat
-    assert cpu_only.run_apart("-q", "-n1").outcomes == {"passed": 1, "errors": 1}
-    session = cpu_only.run_apart("--gpumem-device=none")
-    assert session.outcomes == {"passed": 1, "skipped": 1}
-    assert session.ret == 0
-    monkeypatch.setenv("CI", "false")
-    assert cpu_only.run_apart().outcomes == {"passed": 1, "skipped": 1}
-
-
-def test_in_ci_a_library_that_does_not_load_fails_marked_tests(suite, monkeypatch):
-    """So it does where torch was imported before the plugin."""
-    monkeypatch.setenv("CI", "true")
-    suite.write("test_it.py", MARKED)
-    suite.write("fakes/torch/__init__.py", "")
-    suite.write("fakes/torch/version.py", '__version__ = "2.15.0"\ncuda = "13.0"')
-    program = "import sys\nsys.path.insert(0, 'fakes')\n" + EARLY.format(first="torch")
-    done = suite.python(program)
-    assert "1 passed, 1 error" in done.out
+@pytest.fixture
+def unloadable(suite, monkeypatch):
+    """A virtual GPU whose library cannot be loaded."""
 
     def refused(_card):
         raise DeviceError(WHAT, "its library cannot be loaded: libgpumem.so: no such file", "build")
 
     monkeypatch.setattr(VirtualDevice, "load", refused)
-    session = suite.run()
+    suite.write("test_it.py", MARKED)
+    return suite
+
+
+@pytest.mark.parametrize(
+    ("ci", "option", "outcome"),
+    [
+        ("1", "auto", "errors"),
+        ("false", "auto", "skipped"),
+        ("", "auto", "skipped"),
+        ("1", "none", "skipped"),
+    ],
+)
+def test_in_ci_a_marked_test_without_a_device_fails_unless_none_is_meant(
+    unloadable, monkeypatch, ci, option, outcome
+):
+    monkeypatch.setenv("CI", ci)
+    session = unloadable.run(f"--gpumem-device={option}")
+    assert session.outcomes == {"passed": 1, outcome: 1}
+    assert session.ret == (outcome == "errors")
+    if outcome == "errors":
+        assert "no device, so marked tests fail, because CI is set: there is" in session.flat
+        assert "libgpumem.so: no such file; build. CI is set, so a marked test" in session.flat
+
+
+def test_in_ci_workers_without_a_device_fail_their_marked_tests(cpu_only, monkeypatch):
+    monkeypatch.setenv("CI", "1")
+    session = cpu_only.run_apart("-q", "-n1", source=MARKED)
     assert session.outcomes == {"passed": 1, "errors": 1}
-    assert (
-        "its library cannot be loaded: libgpumem.so: no such file; build. CI is set" in session.flat
-    )
 
 
 HELD = """
@@ -143,14 +142,17 @@ sys.exit(pytest.main(["-p", "no:hypothesispytest", "-rs", *sys.argv[1:]]))
 """
 
 
-def test_torch_that_was_imported_before_is_said_with_how_to_go_on(suite):
+def test_torch_that_was_imported_before_fails_in_ci_and_is_said_with_how_to_go_on(
+    suite, monkeypatch
+):
+    monkeypatch.setenv("CI", "1")
     suite.write("test_it.py", MARKED)
     suite.write("fakes/torch/__init__.py", "")
     suite.write("fakes/torch/version.py", '__version__ = "2.15.0"\ncuda = "13.0"')
     program = "import sys\nsys.path.insert(0, 'fakes')\n" + EARLY.format(first="torch")
     done = suite.python(program)
     out = " ".join(done.out.split())
-    assert "1 passed, 1 skipped" in out
+    assert "1 passed, 1 error" in out
     assert (
         "torch was imported before the virtual GPU could be loaded; load the virtual GPU first: "
         in out

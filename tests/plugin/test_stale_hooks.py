@@ -288,7 +288,7 @@ def test_what_cannot_be_deleted_is_told_and_fails_the_session(renamed):
             )
             """,
         )
-        session = renamed.run_apart("--collect-only", DELETE)
+        session = renamed.run_warm("--collect-only", DELETE)
     assert session.ret == 1
     assert "another process has held it" in session.flat
     assert "(deleted)" not in session.out

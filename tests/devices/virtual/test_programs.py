@@ -24,12 +24,12 @@ from pytest_gpumem.devices.virtual import native
 RANKS = program("torchrun_ranks.py")
 
 
-def launched(script, groups):
+def launched(script, *groups):
     """What two ranks of a script printed, which torchrun has started under ``gpumem run``."""
     gpumem = "import sys; from pytest_gpumem.cli.main import main; sys.exit(main())"
     command = [warm_python(), "-c", gpumem]
     command += ["run", "--card=L4", "--devices=2", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=2", str(script), groups]
+    command += ["--nproc-per-node=2", str(script), *groups]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command,
@@ -103,18 +103,21 @@ def test_the_stages_of_a_pipeline_tell_each_other_their_shapes(ranks):
     ]
 
 
-@pytest.mark.parametrize(
-    "group", ["nccl", "None device", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl device"]
-)
-def test_barriers_of_a_rank_alone_hold_what_those_of_torchruns_ranks_hold(tmp_path, group):
+GROUPS = ("nccl", "None device", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl device")
+
+
+def test_barriers_of_a_rank_alone_hold_what_those_of_torchruns_ranks_hold(tmp_path):
     """A block of 512 bytes, or none, by the group's backends and PyTorch's version."""
     script = tmp_path / "barriers.py"
     script.write_text(program("barriers.py"), encoding="utf-8")
-    alone = ("--card=L4", "--world-size=2", "--rank=1", str(script), group)
+    alone = ("--card=L4", "--world-size=2", "--rank=1", str(script), *GROUPS)
     status, text = gpumem_run(tmp_path, *alone)
     assert status == 0, text
-    found = [re.findall(r"rank 1 holds \[.*?\]", out) for out in (text, launched(script, group))]
-    assert found[0] == found[1] != []
+    found = [
+        re.findall(r"rank 1 of .*? holds \[.*?\]", out) for out in (text, launched(script, *GROUPS))
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == len(GROUPS)
 
 
 LOADER = """

@@ -192,6 +192,7 @@ def test_the_runtimes_bindings_work_in_a_started_process():
         subprocess.run([sys.executable, "-c", code], check=True)
         """,
         card="T4",
+        warm=True,
     )
     assert "cudaSuccess" in text
 
