@@ -9,7 +9,7 @@ import sys
 import pytest
 from helpers.program_runs import gpumem_run
 
-from pytest_gpumem.cli.program_trials import read_rank_list
+from pytest_gpumem.cli.program_trials import read_range, read_rank_list
 
 PROGRAM = """
 import os, subprocess, sys, torch
@@ -230,6 +230,11 @@ def test_one_rank_of_a_program_that_begins_its_process_group_itself(run, tmp_pat
 
 def test_a_rank_that_is_listed_twice_runs_once():
     assert read_rank_list("3,0,3", 4) == [3, 0]
+
+
+def test_a_searched_argument_and_its_value_are_two_words_or_one():
+    assert read_range("--lr:1..9").words(3) == ["--lr", "3"]
+    assert read_range("--lr=:1..9").words(3) == ["--lr=3"]
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,16 @@ def test_the_share_that_is_enough_is_tried(search):
     assert found == ["gpu_memory_utilization=0.9"]
 
 
-def test_cards_are_tried_from_small_to_large_until_it_starts(search):
+def test_cards_are_tried_from_small_to_large_until_it_starts(search, capsys):
     found, trials = search(lambda card, _: CARDS[card].total_memory > 24 * GIB)
     sizes = [CARDS[it].total_memory for it in trials if isinstance(it, str)]
     assert sizes == sorted(sizes)
     assert [size > 24 * GIB for size in sizes] == [False] * (len(sizes) - 1) + [True]
     assert len(sizes) > 1
     assert found == [f"card {trials[-1]}"]
+    told = [line for line in capsys.readouterr().err.splitlines() if ": card " in line]
+    assert told[0] == f"gpumem: card {trials[-len(sizes)]}: does not start"
+    assert told[-1] == f"gpumem: card {trials[-1]}: starts"
 
 
 def test_where_no_request_s_need_is_known_only_cards_are_tried(search):

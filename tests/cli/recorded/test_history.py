@@ -53,6 +53,7 @@ def without_hashes(output):
 
 
 def test_each_commit_is_told_with_what_it_moved(repository, gpumem):
+    """A merge is one step of the first parent's line."""
     status, out, err = gpumem("history")
     assert (status, err) == (0, "")
     assert matches_gold("history", without_hashes(out).rstrip("\n"))
@@ -88,12 +89,6 @@ def test_each_version_of_a_file_is_decoded_once(here, gpumem, monkeypatch):
     assert [decoded.count(name) for name in ("test_a.json", "test_other.json")] == [3, 1]
 
 
-def test_a_merge_is_one_step_of_the_first_parents_line(repository, gpumem):
-    out = gpumem("history")[1]
-    assert "merge wider head" in out
-    assert out.count("100.00 -> 110.00 MiB") == 1
-
-
 def test_the_number_of_commits_and_the_device_can_be_chosen(repository, gpumem):
     text = flat(gpumem("history", "-n", "1")[1])
     assert "not committed: 1 appeared" in text
@@ -108,6 +103,13 @@ def test_a_name_means_a_test_a_file_or_a_part_of_a_name(repository, gpumem, name
     out = gpumem("history", name)[1]
     assert "tests/b/test_b.py::test_b on virtual-T4: baseline in MiB" in out
     assert "test_a.py" not in out
+
+
+def test_a_whole_name_means_no_other_that_it_is_a_part_of(repository, gpumem):
+    write(
+        repository / "baselines", {"test_b": (1, 2), "test_bb": (3, 4)}, module="tests/b/test_b.py"
+    )
+    assert "test_bb" not in gpumem("history", "tests/b/test_b.py::test_b")[1]
 
 
 def test_a_step_with_another_batch_size_is_not_compared(repository, gpumem):
