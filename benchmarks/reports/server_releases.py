@@ -28,10 +28,15 @@ LENGTH = ("--max-model-len", "8192")
 def run(python: str, folder: str, *words: str) -> tuple[int, str, float]:
     """Run ``gpumem run`` on an L4; return its status, what it printed at its end, and seconds."""
     began = time.monotonic()
+    caches = {
+        "VLLM_CACHE_ROOT": f"{folder}/cache",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/cache/triton",
+    }
     ended = subprocess.run(
         [python, "-m", "pytest_gpumem", "run", "--card", "L4", "--until-started", *words],
         cwd=folder,
-        env={**os.environ, **OFFLINE, "VLLM_CACHE_ROOT": f"{folder}/cache"},
+        env={**os.environ, **OFFLINE, **caches},
         capture_output=True,
         text=True,
         check=False,
