@@ -227,7 +227,7 @@ def _key(name: str) -> str:
     """Return the part of a name that identifies a card: without case, separators, maker, series."""
     compact = re.sub(r"[^a-z0-9]", "", name.lower())
     compact = re.sub(r"nvidia|tesla|geforce|rtx|generation", "", compact)
-    return re.sub(r"(16|32|40|80)gi?b?$", r"\1gb", compact)
+    return re.sub(r"(16|32|40|72|80)gi?b?$", r"\1gb", compact)
 
 
 # A card's own name takes precedence over another card's CUDA name, and a CUDA name over an alias.

@@ -263,7 +263,7 @@ def test_cards_lists_every_card(capsys):
     assert main.main(["cards"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in card_names())
-    assert "T4             14.57 GiB   14.44 GiB         7.5   40  Tesla T4" in listed
+    assert "T4                  14.57 GiB   14.44 GiB         7.5   40  Tesla T4" in listed
     assert "MiB" not in listed
 
 

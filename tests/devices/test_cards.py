@@ -13,9 +13,10 @@ from pytest_gpumem.sizes import GIB, KIB, MIB
 
 NOMINAL_GB = {
     "V100-16GB": 16, "V100-32GB": 32, "T4": 16, "RTX 2080 Ti": 11, "RTX 3060": 12, "RTX 3090": 24,
-    "RTX 4060": 8, "RTX 4090": 24, "RTX 5090": 32, "A10G": 24, "A10": 24, "L4": 24, "A40": 48,
-    "A100-40GB": 40, "A100-80GB": 80, "A800-80GB": 80, "RTX A6000": 48, "RTX 6000 Ada": 48,
-    "L40S": 48, "H100": 80, "H100-PCIe": 80, "H200": 141, "B200": 192,
+    "RTX 3090 Ti": 24, "RTX 4060": 8, "RTX 4090": 24, "RTX 5090": 32, "RTX PRO 5000 72GB": 72,
+    "A10G": 24, "A10": 24, "L4": 24, "A40": 48, "A100-40GB": 40, "A100-80GB": 80, "A800-80GB": 80,
+    "RTX A6000": 48, "RTX 6000 Ada": 48, "L40S": 48, "H100": 80, "H100-PCIe": 80, "H200": 141,
+    "B200": 192,
 }  # fmt: skip
 
 every_card = pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.name)
@@ -71,7 +72,7 @@ def test_remaining_figures_are_sane_and_sourced(card: Card):
     assert 2 * MIB <= card.l2_cache_size <= 128 * MIB
     assert card.memory_bus_width % 32 == 0
     assert 128 <= card.memory_bus_width <= 8192
-    assert re.search(r"#\d+|thamada/gls|log|torch \d", card.source)
+    assert re.search(r"#\d+|thamada/gls|log|torch \d|measured by \S+/", card.source)
 
 
 def test_cards_cannot_be_changed():
@@ -128,7 +129,9 @@ def test_a_card_is_found_by_its_name_and_by_cuda_s_name_for_it(card: Card):
         ("v100 32gb", "V100-32GB"),
         ("RTX3090", "RTX 3090"),
         ("GeForce RTX 3090", "RTX 3090"),
+        ("3090 ti", "RTX 3090 Ti"),
         ("4090", "RTX 4090"),
+        ("rtx pro 5000 72 GiB", "RTX PRO 5000 72GB"),
         ("rtx2080ti", "RTX 2080 Ti"),
         ("a6000", "RTX A6000"),
         ("6000 ada", "RTX 6000 Ada"),
