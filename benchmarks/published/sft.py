@@ -1,10 +1,10 @@
 r"""Fine-tuning of Qwen3.5: peaks on a real GPU that FakeGPU publishes, beside its own estimates.
 
-    python -m benchmarks.published sft --python 2.8=PYTHON
+    python -m benchmarks.published sft --python 2.8=PYTHON --python 2.12=PYTHON
 
-The interpreter has the row's torch, transformers 5.12.1 and PEFT. data/README.md explains rows.
-The models have the shapes of the source's checkpoints, without their weights. The NF4 layers are
-rewritten, with the same temporaries as the source's.
+Each interpreter has the rows' torch, transformers 5.12.1, PEFT, and the DeepSpeed that
+data/README.md names. The models have the shapes of the source's checkpoints, without their weights.
+The NF4 layers are rewritten, with the same temporaries as the source's.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from benchmarks.published.runner import Answers, Process, Row
     from pytest_gpumem.devices.cards import Card
 
-PACKAGES = ("transformers", "peft")
-STAND_INS = {"RTX PRO 5000": "RTX 5090"}
-"""by the source's card: a card of the same compute capability, which is used here"""
+PACKAGES = ("transformers", "peft", "deepspeed")
 SHAPES = {"0.8B": (1024, 3584), "2B": (2048, 6144)}
 """hidden and intermediate size"""
 LAYERS, VOCABULARY, RANK, ALPHA = 24, 248_320, 8, 16
+BUCKET = 5_000_000
+"""number of elements in a bucket of ZeRO"""
 BLOCK, SCALES = 64, 256
 """number of weights per scale, and of scales per scale of scales"""
 DIGIT = 0.0005
@@ -41,8 +41,8 @@ def rows() -> list[Row]:
 
 
 def card(row: Row) -> Card:
-    """Return the card that stands for the row's."""
-    return CARDS[STAND_INS[row["card"]]]
+    """Return the row's card."""
+    return CARDS[row["card"]]
 
 
 def step(row: Row, process: Process) -> list[float]:
@@ -82,12 +82,15 @@ def step(row: Row, process: Process) -> list[float]:
     elif row["method"] != "full":
         use_nf4(model, nested=row["method"].startswith("nested"))
     if row["checkpointed"] == "1":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        options = {"use_reentrant": bool(row["zero"])}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         if row["method"] != "full":
             model.enable_input_require_grads()
     model.train()
     ranks = int(row["ranks"])
     with process.device.join_alone(0, ranks, by_program=False) if ranks > 1 else nullcontext():
+        if row["zero"]:
+            return trained_by_deepspeed(row, model)
         return trained_once(row, sharded(model, row["method"], ranks))
 
 
@@ -137,6 +140,46 @@ def trained_once(row: Row, model: torch.nn.Module) -> list[float]:
             del outputs, loss
     optimizer.step()
     return [torch.cuda.max_memory_allocated() / GIB, sum(it.numel() for it in trained)]
+
+
+def trained_by_deepspeed(row: Row, model: torch.nn.Module) -> list[float]:
+    """Train one step with ZeRO; return the peak in GiB and the number of trained parameters."""
+    import deepspeed
+    import torch
+
+    model.to("cuda")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    numbers = sum(parameter.numel() for parameter in trained)
+    count, tokens = int(row["accumulated"]), int(row["tokens"])
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": count,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {
+            "stage": int(row["zero"]),
+            "reduce_bucket_size": BUCKET,
+            "allgather_bucket_size": BUCKET,
+            "overlap_comm": False,
+            "stage3_prefetch_bucket_size": BUCKET,
+            "stage3_param_persistence_threshold": 100_000,
+        },
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": True},
+    }
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, foreach=False)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=settings, dist_init_required=False
+    )
+    batches = [batch(tokens) for _ in range(count)]
+    torch.cuda.reset_peak_memory_stats()
+    for inputs in batches:
+        outputs = engine(**inputs, use_cache=False)
+        loss = outputs.loss
+        loss.item()
+        engine.backward(loss)
+        engine.step()
+        del outputs, loss
+    return [torch.cuda.max_memory_allocated() / GIB, numbers]
 
 
 def batch(tokens: int) -> dict[str, torch.Tensor]:
@@ -233,14 +276,16 @@ def report(answers: Answers) -> str:
         rounded = abs(peak - real) <= DIGIT
         inside += rounded
         ours.setdefault(looked(row), []).append(error)
-        theirs.append(float(row["their_error"]))
+        if row["their_error"]:
+            theirs.append(float(row["their_error"]))
         cells = [row["row"], row["card"], row["gib"], f"{peak:.4f}", f"{error:+.3f}"]
         cells += ["yes" if rounded else "", row["their_error"], unseen(row)]
         lines.append([*cells, f"{answers.torch(row)} as {card(row).name}"])
     heads = ["one step of fine-tuning", "GPU", "real GiB", "virtual", "%", "within its last digit"]
     heads += ["FakeGPU's %", "never looked at", "torch and card here"]
     text = ["Peak allocated in GiB by one step of AdamW, by its source to three digits", line()]
-    text += [answers.here(), "", table(lines, heads), ""]
+    text += [f"here: {it}" for it in dict.fromkeys(answers.versions.values())]
+    text += ["", table(lines, heads), ""]
     text += [f"{name}: {len(it)} rows, {spread(it, 3, 3)}" for name, it in sorted(ours.items())]
     text.append(f"FakeGPU's static estimates: {spread(theirs, 3, 3)}")
     text.append(f"{inside} of {len(lines)} are within the rounding of their last digit")
