@@ -17,7 +17,7 @@ from benchmarks.published import runner
 
 FAMILIES = ("runs", "fsdp", "smp", "segmentary", "vae")
 FAMILIES += ("detection", "speech", "diffusion", "inference", "nanogpt", "speedups", "titan", "sft")
-FAMILIES += ("servers", "megatron", "loading")
+FAMILIES += ("servers", "megatron", "loading", "prime")
 
 
 def main() -> None:
