@@ -23,7 +23,7 @@ PLOT = Path(__file__).resolve().parents[2] / "docs" / "images" / "accuracy.svg"
 COLOURS = (
     *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951"),
     *("#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0"),
-    *("#111111", "#c2a60a", "#2f7f86"),
+    *("#111111", "#c2a60a", "#2f7f86", "#7a1f5c"),
 )
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 520, 56, 48, 12
 """size of the drawing, and its margins"""
@@ -115,7 +115,7 @@ def _text(place: str, words: str) -> str:
 def _series(rows: list[Point], at: Callable[[float, float], tuple[float, float]]) -> Iterator[str]:
     """Yield each family's points, and its line of the legend."""
     families = dict.fromkeys(row.family for row in rows)
-    for number, (family, colour) in enumerate(zip(families, COLOURS, strict=False)):
+    for number, (family, colour) in enumerate(zip(families, COLOURS[: len(families)], strict=True)):
         members = [row for row in rows if row.family == family]
         y = TOP + 22 + 18 * number
         yield f'<g fill="{colour}" fill-opacity="0.75">'

@@ -194,7 +194,8 @@ def report(answers: Answers) -> str:
         name = f"{row['row']}, flash-attn {row['attention']}"
         both = [row["gib"], row["tried_gib"], row["allocated_gib"]]
         ours = [found.get(it) for it in ("gib", "tried", "allocated")]
-        shown = ["" if it is None else f"{it:.3f}" for it in ours]
+        digits = 3, 2, 2
+        shown = ["" if it is None else f"{it:.{n}f}" for it, n in zip(ours, digits, strict=True)]
         error = ""
         if row["gib"] and ours[0] is not None:
             off = percent(ours[0], float(row["gib"]))
