@@ -32,6 +32,10 @@ def test_the_summary_is_added_to_what_is_there(suite, github):
     assert has_results(github)
 
 
+def test_without_the_variable_nothing_is_added(suite):
+    assert "GITHUB_STEP_SUMMARY" not in suite.run("--gpumem-json=a.json", source=TWO).out
+
+
 def test_the_summary_needs_nothing_but_its_variable(suite, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(suite.path / "summary.md"))
     session = suite.run(source=TWO)
