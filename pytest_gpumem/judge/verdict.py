@@ -116,7 +116,7 @@ class Kind(str, Enum):
     WITHIN = ("within", "ok", 9, "good", "✓", False, "")
     """no limit is exceeded, and both peaks are within tolerance of the baseline: passes"""
     OVER_BUDGET = ("over budget", "over budget", 2, "bad", "○", True, "it is over its budget")
-    """a peak or a growth is above a declared limit, such as ``max_allocated_gib``: fails"""
+    """a figure is above a declared limit, such as ``max_allocated_gib``: fails"""
     OUT_OF_MEMORY = ("out of memory", "out of memory", 0, "bad", "○", True, "it ran out of memory")
     """a request was refused, by the limit or by the device itself: fails"""
     NO_START = ("no start", "no start", 1, "bad", "○", False, "its server does not start")

@@ -38,7 +38,7 @@ class Reading:
     retries: int
     """how often the allocators have emptied their caches and retried a request"""
     segments: int
-    """number of the allocators' segments, foreign ones included"""
+    """number of the allocators' segments, foreign ones included; expandable ones are not counted"""
 
     @classmethod
     def of(cls, all_stats: Sequence[Stats], others: Sequence[Peak]) -> Reading:

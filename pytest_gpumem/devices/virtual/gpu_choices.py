@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_POSSIBLE: Final = 100_000
 """maximum number of extra blocks stored per run: if there are more, nothing is replayed"""
+BENCHMARKED: Final = "cuDNN's choice in benchmark mode"
 STREAMS: Final = (
     "other streams may use tensors longer (record_stream), at most until the program has waited "
     "for these streams"
@@ -124,7 +125,7 @@ class GpuChoices:
         if ranged:
             reasons.insert(0, self.convolutions.range_reason())
         if sizes.choices:
-            reasons.insert(0, "cuDNN's choice in benchmark mode")
+            reasons.insert(0, BENCHMARKED)
         if early:
             reasons.append(STREAMS)
         workspaces = None if self._too_many else self._library.workspaces()

@@ -81,7 +81,7 @@ FLUSHED: Final = 256 << 20
 L2_SIZE: Final = "L2_cache_size"
 """property of a GPU whose value newer versions of PyTorch use instead of FLUSHED; the benchmarking
 class of these versions has an attribute of this name"""
-TIMED: Final = "kernels that torch.compile or Triton times in a first run"
+KERNELS_TIMED: Final = "kernels that torch.compile or Triton times in a first run"
 NOT_TIMED: Final = (
     "a GPU's first run times kernels: a buffer of up to 256.00 MiB and copies of what the kernels "
     "write are not counted, because runs with warm caches have none"
@@ -203,8 +203,10 @@ def add_timed(
     """
     # The first call, a trial, comes before the buffer is allocated.
     time = time_ns() / 1000
-    gpu_choices.add_blocks(TIMED, [*held, *called], (time, time), counted=False)
-    gpu_choices.add_blocks(TIMED, [*held, buffer, *called], (time + 1, time + 1), counted=False)
+    gpu_choices.add_blocks(KERNELS_TIMED, [*held, *called], (time, time), counted=False)
+    gpu_choices.add_blocks(
+        KERNELS_TIMED, [*held, buffer, *called], (time + 1, time + 1), counted=False
+    )
 
 
 def call_with_buffer(call: Callable[[], object], nbytes: int) -> None:

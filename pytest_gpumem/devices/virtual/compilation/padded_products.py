@@ -24,7 +24,7 @@ from weakref import ref
 from pytest_gpumem.devices.virtual.compilation.compiled_code import preceded_by
 from pytest_gpumem.devices.virtual.compilation.compiled_values import CALLS, COMPILER
 from pytest_gpumem.devices.virtual.compilation.kernel_timing import (
-    TIMED,
+    KERNELS_TIMED,
     add_timed,
     flushed,
     is_shown,
@@ -244,7 +244,9 @@ class PaddedProducts:
         ended = time_ns() / 1000
         if product not in self._timed:
             self._timed.add(product)
-            self._gpu_choices.add_blocks(TIMED, [*copies, flushed()], (began, began), counted=False)
+            self._gpu_choices.add_blocks(
+                KERNELS_TIMED, [*copies, flushed()], (began, began), counted=False
+            )
         self._gpu_choices.add_blocks(PADDED, [result_copy], (began, ended))
         out = options.get("out", result)
         kept_with = out.untyped_storage().data_ptr() if call.saves else 0

@@ -8,7 +8,7 @@ from helpers.compiled_sources import OPTIMIZER_OF_8_BITS
 from helpers.left_out import need_triton
 from helpers.virtual_gpu import MIB, child, virtual_card
 
-from pytest_gpumem.devices.virtual.compilation.kernel_timing import TIMED
+from pytest_gpumem.devices.virtual.compilation.kernel_timing import KERNELS_TIMED
 from pytest_gpumem.devices.virtual.compilation.padded_products import (
     PADDED,
     PRODUCTS,
@@ -191,7 +191,7 @@ def test_padded_copies_may_be_saved_for_the_backward_pass(sessions):
     copy = 8192 * 1024 * 2 / MIB
     assert most[0] >= usual[0] + copy
     assert sessions["cold"][nodeid("training")]["measurement"]["range"]["reason"] == (
-        f"{TIMED}; {PADDED}"
+        f"{KERNELS_TIMED}; {PADDED}"
     )
 
 
