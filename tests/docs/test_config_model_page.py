@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
 from helpers.pages import blocks, shows
-from helpers.warm import HANGS, warm_python
+from helpers.warm import HANGS
 
 PAGE = "how-to/outside-pytest.md"
 
@@ -21,7 +22,13 @@ def test_the_page_shows_what_is_printed(tmp_path):
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     command = next(it for it in blocks(PAGE, "console") if "gpumem model" in it)
     ended = subprocess.run(
-        [warm_python(), "-m", "pytest_gpumem.cli.main", *command.removeprefix("$ gpumem ").split()],
+        # A fork of the warm process would name a line of that process.
+        [
+            sys.executable,
+            "-m",
+            "pytest_gpumem.cli.main",
+            *command.removeprefix("$ gpumem ").split(),
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
