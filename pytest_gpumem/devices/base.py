@@ -88,8 +88,9 @@ class Alternatives(NamedTuple):
     judged: bool = False
     """whether limits are checked against the largest peaks"""
     margin: int = 0
-    """percent that a GPU may reserve above the largest peak; it may also reserve no more than it
-    allocates. Both depend on which workspaces fit into the allocator's cache"""
+    """percent by which peak reserved may exceed the largest replayed peak, as the allocator's cache
+    may serve other workspaces on a GPU; at the lower end, nothing is reserved beyond the allocated
+    memory"""
     pinned_early: bool = False
     """whether pinned memory was free again before a GPU may have finished copying it"""
 

@@ -45,7 +45,7 @@ class ServerWatch:
         """returns a context that measures a block as the named part of the test"""
         self.started: Callable[[], object] = nullcontext
         """called when the server has started in this process"""
-        self.profiles = False
+        self.is_profiling = False
         """whether a profiling run is in progress, whose peak the server reads from PyTorch"""
         self.number: Callable[[int], int] = int
         """converts a device index of this process to the measuring process's index"""
@@ -71,12 +71,12 @@ class ServerWatch:
     @contextmanager
     def profiling_run(self) -> Iterator[None]:
         """Measure the block as the server's profiling run."""
-        self.profiles = True
+        self.is_profiling = True
         try:
             with self.part(PROFILING_RUN):
                 yield
         finally:
-            self.profiles = False
+            self.is_profiling = False
 
     @contextmanager
     def observing(self, server: str) -> Iterator[None]:

@@ -124,7 +124,7 @@ class KernelTiming:
     def _benchmark(self, method: Any, *arguments: Any, **options: Any) -> Any:
         if not is_shown():
             return method(*arguments, **options)
-        if self._is_allocated():
+        if self._allocates():
             _, call, *_ = arguments
             call_with_buffer(call, flushed())
         else:
@@ -132,19 +132,19 @@ class KernelTiming:
         return [TIME] if options.get("return_mode") == "all" else TIME
 
     def _copy_to_host(self, copy: Any, *arguments: Any, **options: Any) -> Any:
-        return copy(*arguments, **options) if self._is_allocated() or not is_shown() else {}
+        return copy(*arguments, **options) if self._allocates() or not is_shown() else {}
 
     # -- Inductor's kernels --
 
     def _see_code(self, *_args: Any, **_kwargs: Any) -> None:
         self._has_compiled = True
 
-    def _is_allocated(self) -> bool:
-        """Return whether the memory to time Inductor's kernels is allocated."""
-        return WATCH.profiles and self._has_compiled
+    def _allocates(self) -> bool:
+        """Return whether the memory that a GPU takes to time Inductor's kernels is allocated."""
+        return WATCH.is_profiling and self._has_compiled
 
     def _see_choice(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
-        if is_shown() and not self._is_allocated():
+        if is_shown() and not self._allocates():
             self._timed.add(tuner)
             self._see_launch(tuner, *args, **kwargs)
 
@@ -160,7 +160,7 @@ class KernelTiming:
         """Call each configuration once, so that one with too much shared memory is not selected."""
 
         def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
-            if WATCH.profiles:
+            if WATCH.is_profiling:
                 call_with_buffer(kernel_call, FLUSHED)
             else:
                 kernel_call()
@@ -169,14 +169,14 @@ class KernelTiming:
         with ExitStack() as stack:
             if is_shown():
                 BENCH.on(tuner, "do_bench", call_once, stack)
-                if not WATCH.profiles:
+                if not WATCH.is_profiling:
                     # Nothing is written, so there is nothing to restore, and the copies would stay
                     # in the cache.
                     BENCH.on(tuner, "restore_value", [], stack)
             return bench(tuner, *arguments, **options)
 
     def _see_tuned_call(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
-        if len(getattr(tuner, "configs", ())) > 1 and is_shown() and not WATCH.profiles:
+        if len(getattr(tuner, "configs", ())) > 1 and is_shown() and not WATCH.is_profiling:
             # Triton caches a choice by the call's arguments: any call may be the first with these.
             self._report(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
 

@@ -239,6 +239,7 @@ def test_times_are_a_list_where_inductor_requests_all_of_them():
 PROFILING_RUN = """
 import json, os, sys
 
+import pytest_gpumem
 import torch
 from pytest_gpumem.devices.servers import WATCH
 
@@ -257,8 +258,9 @@ def peak(program):
     return torch.cuda.max_memory_allocated()
 
 
-peaks = [peak(program) for program in (lambda: optimizer_of_8_bits(1024), step)]
-os.write(1, json.dumps(peaks).encode())
+with pytest_gpumem.measure() as m:
+    peaks = [peak(program) for program in (lambda: optimizer_of_8_bits(1024), step)]
+os.write(1, json.dumps([*peaks, list(m.measurement.note_texts)]).encode())
 """
 
 
@@ -278,3 +280,4 @@ def test_a_servers_profiling_run_has_the_memory_that_a_gpu_takes_to_time_kernels
     copy_of_scale = 4 * 1024 * 1024 // 256
     assert first[0] - again[0] == 50 * MIB + copy_of_scale
     assert first[1] == again[1] == (64 + 64 + 256) * MIB
+    assert [NOT_TIMED in notes for *_, notes in (first, again)] == [False, True]
