@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 
 import pytest
-from helpers.warm import HANGS, warm_python
+from helpers.warm import HANGS
 
 from pytest_gpumem.cli import config_model
 from pytest_gpumem.errors import GpuMemError
@@ -34,7 +35,8 @@ def model(tmp_path):
 
     def run(*arguments, config=TINY):
         (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        command = [warm_python(), "-m", "pytest_gpumem.cli.main", "model", "config.json"]
+        # Not a fork of the warm process, whose own line would be among those of the peak.
+        command = [sys.executable, "-m", "pytest_gpumem.cli.main", "model", "config.json"]
         return subprocess.run(
             [*command, *arguments],
             cwd=tmp_path,
