@@ -276,8 +276,9 @@ net = torch.compile(net, backend="eager")
 optimizer = torch.optim.AdamW(net.parameters())
 for index in range(3):
     images = batch(1)
+    loss = net(images).sum()
     kept = batch(4 * (index > 0))
-    net(images).sum().backward()
+    loss.backward()
     optimizer.step()
     del kept
     optimizer.zero_grad()
