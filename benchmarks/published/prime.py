@@ -71,6 +71,8 @@ RANK = {
     "WANDB_MODE": "disabled",
     "HF_HUB_OFFLINE": "1",
 }
+CHECKPOINTS = {"Recompute": "--model.ac", "Offload": "--model.ac-offloading"}
+"""the argument by what the project's benchmark calls it"""
 RUNS = 4
 """number of adapters that the benchmark has room for"""
 TITLE = "Peak reserved in GiB by prime-rl's trainers, mean of three steps"
@@ -114,9 +116,9 @@ def step(row: Row, process: Process) -> dict[str, float]:
     # A thousand values of each weight are read for a line of the log.
     importlib.import_module("prime_rl.trainer.model").get_module_signature = lambda *_, **__: ""
     if row["trainer"] == "rl":
-        # It reads each position from the GPU: 16,384 copies, where one has the same result.
+        # It reads each position by a copy from the GPU; the result is the same with an array.
         lengths = trainer.get_response_lengths
-        trainer.get_response_lengths = lambda positions: lengths(positions.cpu())
+        trainer.get_response_lengths = lambda positions: lengths(positions.cpu().numpy())
     with chdir(process.source), patch.object(sys, "argv", ["train.py", *words(row)]):
         write_model(Path(row["model"]), MODELS[row["model"]])
         try:
@@ -133,7 +135,8 @@ def step(row: Row, process: Process) -> dict[str, float]:
 def words(row: Row) -> list[str]:
     """Return the arguments with which the project's benchmark starts a trainer."""
     found = ["--model.name", row["model"], "--model.seq-len", row["tokens"], "--model.compile"]
-    found += ["--model.attn", "flash_attention_2", "--model.ac", "--model.debug.random-init"]
+    found += ["--model.attn", "flash_attention_2", CHECKPOINTS[row["ac"]]]
+    found += ["--model.debug.random-init"]
     found += ["--bench.output-json", "out.json", "--output-dir", "out"]
     if row["lora"]:
         found += ["--model.lora.rank", row["lora"], "--max-concurrent-runs", str(RUNS)]
