@@ -1,6 +1,7 @@
 """The native library's accounts of device memory, by ctypes alone: no torch."""
 
 import ctypes
+import mmap
 import random
 import threading
 import time
@@ -12,6 +13,7 @@ from helpers.virtual_gpu import GIB, MIB, PAGE, private_library, run_python, sma
 OUT_OF_MEMORY = 2
 INVALID_VALUE = 1
 PINNED, DEVICE = 1, 2
+TO_HOST = 2
 
 
 @pytest.fixture
@@ -222,6 +224,49 @@ def test_pinned_memory_is_known_from_its_first_to_its_last_byte(library):
     assert library.call("cudaFreeHost", ctypes.c_void_p(host.value + 8)) == INVALID_VALUE
     assert library.call("cudaFreeHost", host) == 0
     assert library.call("cudaFreeHost", host) == INVALID_VALUE
+
+
+def resident(address, size):
+    """Return how many of these pages use the host's memory."""
+    pages = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+    start, length = ctypes.c_void_p(address), ctypes.c_size_t(size)
+    assert ctypes.CDLL(None, use_errno=True).mincore(start, length, pages) == 0
+    return sum(page & 1 for page in pages)
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 8 * MIB), (100, 8 * MIB - 200)])
+def test_a_large_copy_of_unknown_bytes_to_pinned_memory_takes_no_memory(library, start, size):
+    """A model's offloaded activations are as large as on a GPU."""
+    host, whole = ctypes.c_void_p(), 8 * MIB
+    assert library.call("cudaHostAlloc", ctypes.byref(host), ctypes.c_size_t(whole), 0) == 0
+    ctypes.memset(host.value, 1, whole)
+    _, device = library.malloc(whole)
+    to = ctypes.c_void_p(host.value + start)
+    copied = ctypes.c_size_t(size)
+    assert library.call("cudaMemcpy", to, ctypes.c_void_p(device), copied, TO_HOST) == 0
+    # A huge page may lie around each end.
+    assert resident(host.value + 2 * MIB, 4 * MIB) == 0
+    expected = b"\1" * start + bytes(size) + b"\1" * (whole - start - size)
+    assert ctypes.string_at(host.value, whole) == expected
+    assert library.readbacks() == 1
+    ctypes.memset(host.value, 2, whole)
+    assert ctypes.string_at(host.value, whole) == b"\2" * whole
+    assert library.call("cudaFreeHost", host) == 0
+
+
+def test_a_copy_of_unknown_bytes_to_registered_memory_writes_zeros(library, tmp_path):
+    """Pages of a file would read as the file if they were given back."""
+    size = 2 * MIB
+    file = tmp_path / "shared"
+    file.write_bytes(b"x" * size)
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), size) as shared:
+        start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(shared)))
+        assert library.call("cudaHostRegister", start, ctypes.c_size_t(size), 0) == 0
+        _, device = library.malloc(size)
+        pair = ctypes.c_void_p(device), ctypes.c_size_t(size)
+        assert library.call("cudaMemcpy", start, *pair, TO_HOST) == 0
+        assert library.call("cudaHostUnregister", start) == 0
+        assert ctypes.string_at(start.value, size) == bytes(size)
 
 
 def test_memory_of_the_callers_own_is_pinned_while_it_is_registered(library):

@@ -1,9 +1,13 @@
 /* Copies: host memory receives the bytes that Python queued (copy_queue.c), or known bytes (values.c), or else zeros,
  * since nothing was computed; each copy of unknown bytes is counted and reported. */
+#define _GNU_SOURCE
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
+
+enum { HOST_PAGE = 4096, MANY_ZEROS = 1 << 20 };
 
 static atomic_ullong readbacks, readback_bytes;
 static int (*_Atomic on_readback)(uint64_t size);
@@ -32,6 +36,21 @@ static bool is_stale(const void *from, size_t size) {
     return callback && !gm_reads_argument() && gm_is_known(from, size) && callback((uint64_t)(uintptr_t)from);
 }
 
+/* Writes zeros to host memory. Whole pages of memory that cudaHostAlloc returned are given back to the host instead, and
+ * then read as zeros: offloaded activations of a large model would not fit. Registered memory may be a file's. */
+static void write_zeros(char *to, size_t size) {
+    char *end = to + size;
+    if (size >= MANY_ZEROS && gm_addresses_end((uintptr_t)to, GM_FROM_HOST_ALLOC) >= (uintptr_t)end) {
+        char *first = to + (HOST_PAGE - (uintptr_t)to % HOST_PAGE) % HOST_PAGE, *last = end - (uintptr_t)end % HOST_PAGE;
+        if (madvise(first, (size_t)(last - first), MADV_DONTNEED) == 0) {
+            memset(to, 0, (size_t)(first - to));
+            memset(last, 0, (size_t)(end - last));
+            return;
+        }
+    }
+    memset(to, 0, size);
+}
+
 static int copy(void *to, const void *from, size_t size, bool later) {
     if (size == 0) return GM_SUCCESS;
     if (!to || !from) return GM_INVALID_VALUE;
@@ -45,7 +64,7 @@ static int copy(void *to, const void *from, size_t size, bool later) {
     } else if (!later && gm_queue_take(to, size)) {
         return GM_SUCCESS; /* before the known bytes: a freed block that PyTorch reuses may contain old bytes */
     } else if (later || is_stale(from, size) || !gm_read(from, to, size)) {
-        memset(to, 0, size);
+        write_zeros(to, size);
         return gm_note_readback(size);
     }
     return GM_SUCCESS;

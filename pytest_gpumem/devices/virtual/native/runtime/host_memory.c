@@ -1,6 +1,6 @@
 /* Pinned host memory: real memory, since copies write to it. A device tensor may be over its addresses, which kernels and
- * the program itself write to. What it holds counts as unknown, and is never returned to the host: its last page may also
- * hold other memory of the program. */
+ * the program itself write to. What it holds counts as unknown. Only a copy of unknown bytes returns pages of it to the host
+ * (copies.c), and not its last one, which may also hold other memory of the program. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
 
