@@ -206,9 +206,9 @@ def report(answers: Answers) -> str:
             error = f"{off:+.3f}"
         cells = [f"{float(both[0]):.3f}" if both[0] else "out of memory"]
         cells += [shown[0] or "out of memory", error, both[1], shown[1], both[2], shown[2]]
-        lines.append([name, *cells, unseen(row)])
+        lines.append([name, *cells, unseen(row), answers.commits[row["row"]]])
     heads = ["trainer's run", "real GiB", "virtual", "%", "real tried", "virtual tried"]
-    heads += ["real allocated", "virtual allocated", "never looked at"]
+    heads += ["real allocated", "virtual allocated", "never looked at", "commit"]
     text = [TITLE, line(), answers.here(), "", table(lines, heads), "", *spreads(groups, 3)]
     right = sum(
         bool(row["gib"]) == ("gib" in answers.figures[""][row["row"]]) for row in answers.answered
