@@ -1,8 +1,9 @@
 r"""prime-rl's baselines: peaks reserved by its two trainers, on one GPU.
 
-    python -m benchmarks.published prime --source prime-rl=CLONE --python 2.9=PYTHON
+    python -m benchmarks.published prime --source prime-rl=CLONE \
+        --python 2.9=PYTHON --python 2.11=PYTHON
 
-The clone is of PrimeIntellect-ai/prime-rl; data/README.md says what the interpreter has. Each
+The clone is of PrimeIntellect-ai/prime-rl; data/README.md says what the interpreters have. Each
 trainer runs unmodified, as the project's own benchmark starts it: one step, and the mean of the
 peaks of three more, on made-up tokens. The model has no weights. Modules that are never called are
 empty, and flash-attn's compiled extension is replaced by PyTorch's operators of the same kernels.
@@ -61,6 +62,15 @@ NEVER_CALLED = (
     *("verifiers", "verifiers.utils", "prime_evals"),
 )
 """modules that the trainers import for what a benchmark does not do"""
+NEVER_CALLED_LATER = (
+    *("verifiers.v1", "verifiers.v1.clients", "verifiers.v1.clients.config"),
+    *("renderers", "renderers.base", "renderers.default", "tilelang", "tilelang.language"),
+    *("prime_cli", "prime_cli.core", "prime_cli.core.config", "setproctitle"),
+    "prime_rl.configs.orchestrator",
+)
+"""those that the trainers of 2026-06 import too"""
+CONFIGURATION = "packages/prime-rl-configs/src"
+"""folder of the classes of arguments, in 2026-06"""
 RANK = {
     "RANK": "0",
     "WORLD_SIZE": "1",
@@ -88,9 +98,14 @@ def card(row: Row) -> Card:
     return CARDS[row["card"]]
 
 
-def folders(_row: Row) -> list[str]:
-    """Return the folder of the trainers."""
-    return ["src"]
+def is_later(row: Row) -> bool:
+    """Return whether the row is of the trainers of 2026-06."""
+    return row["torch"] == "2.11.0"
+
+
+def folders(row: Row) -> list[str]:
+    """Return the folders of the trainers."""
+    return ["src", CONFIGURATION] if is_later(row) else ["src"]
 
 
 def source(_row: Row) -> str:
@@ -109,13 +124,14 @@ def step(row: Row, process: Process) -> dict[str, float]:
 
     torch.cuda.init()
     process.device.values.compute("auto")
-    sys.path.insert(0, str(process.source / "src"))
+    sys.path[:0] = [str(process.source / folder) for folder in folders(row)]
     sys.modules["flash_attn_2_cuda"] = flash_attention()
-    sys.modules |= {name: MagicMock(name=name) for name in NEVER_CALLED}
+    never_called = NEVER_CALLED + (NEVER_CALLED_LATER if is_later(row) else ())
+    sys.modules |= {name: MagicMock(name=name) for name in never_called}
     trainer: Any = importlib.import_module(f"prime_rl.trainer.{row['trainer']}.train")
     # A thousand values of each weight are read for a line of the log.
     importlib.import_module("prime_rl.trainer.model").get_module_signature = lambda *_, **__: ""
-    if row["trainer"] == "rl":
+    if hasattr(trainer, "get_response_lengths"):
         # It reads each position by a copy from the GPU; the result is the same with an array.
         lengths = trainer.get_response_lengths
         trainer.get_response_lengths = lambda positions: lengths(positions.cpu().numpy())
@@ -138,6 +154,8 @@ def words(row: Row) -> list[str]:
     found += ["--model.attn", "flash_attention_2", CHECKPOINTS[row["ac"]]]
     found += ["--model.debug.random-init"]
     found += ["--bench.output-json", "out.json", "--output-dir", "out"]
+    if row["chunk"]:
+        found += ["--model.fused-lm-head-token-chunk-size", row["chunk"]]
     if row["lora"]:
         found += ["--model.lora.rank", row["lora"], "--max-concurrent-runs", str(RUNS)]
     if row["trainer"] == "rl":
@@ -184,7 +202,26 @@ def flash_attention() -> ModuleType:
         )
         return (*grads, None)
 
+    def varlen_fwd(*given: Any) -> tuple[torch.Tensor, ...]:  # noqa: ANN401 - flash-attn's
+        q, k, v, _, starts_q, starts_k, _, _, _, _, *more = given
+        most_q, most_k, dropout, scale, _, causal, *_ = more
+        sizes = starts_q, starts_k, most_q, most_k
+        out, sums, state, _, mask = operators._flash_attention_forward(
+            q, k, v, *sizes, dropout, causal, False, scale=scale
+        )
+        return out, sums, mask, state
+
+    def varlen_bwd(*given: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - flash-attn's
+        grad, q, k, v, out, sums, _, _, _, starts_q, starts_k, _, *more = given
+        most_q, most_k, dropout, scale, _, causal, *_, state = more
+        sizes = starts_q, starts_k, most_q, most_k
+        grads = operators._flash_attention_backward(
+            grad, q, k, v, out, sums, *sizes, dropout, causal, state, torch.empty(0), scale=scale
+        )
+        return (*grads, None)
+
     module.fwd, module.bwd = fwd, bwd
+    module.varlen_fwd, module.varlen_bwd = varlen_fwd, varlen_bwd
     return module
 
 
@@ -207,9 +244,10 @@ def report(answers: Answers) -> str:
         cells = [f"{float(both[0]):.3f}" if both[0] else "out of memory"]
         cells += [shown[0] or "out of memory", error, both[1], shown[1], both[2], shown[2]]
         lines.append([name, *cells, unseen(row), answers.commits[row["row"]]])
+    here = [f"here: {versions}" for versions in sorted(set(answers.versions.values()))]
     heads = ["trainer's run", "real GiB", "virtual", "%", "real tried", "virtual tried"]
     heads += ["real allocated", "virtual allocated", "never looked at", "commit"]
-    text = [TITLE, line(), answers.here(), "", table(lines, heads), "", *spreads(groups, 3)]
+    text = [TITLE, line(), *here, "", table(lines, heads), "", *spreads(groups, 3)]
     right = sum(
         bool(row["gib"]) == ("gib" in answers.figures[""][row["row"]]) for row in answers.answered
     )
