@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -51,12 +49,24 @@ def test_another_run_or_restart_is_another():
 
 
 @pytest.fixture
-def pair(monkeypatch, tmp_path):
+def temporary(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def pair(temporary):
     first, second = Exchange(rank_of(0)), Exchange(rank_of(1))
     first.begin()
     second.begin()
     return first, second
+
+
+@pytest.fixture
+def folder(pair, temporary):
+    """The ranks' folder."""
+    (found,) = temporary.iterdir()
+    return found
 
 
 def test_what_one_gives_the_first_takes(pair):
@@ -67,9 +77,15 @@ def test_what_one_gives_the_first_takes(pair):
 
 def test_the_others_stay_until_the_first_has_done(pair):
     first, second = pair
-    threading.Timer(0.2, first.done).start()
+    steps = []
+
+    def end():
+        steps.append("first")
+        first.done()
+
+    threading.Timer(0.2, end).start()
     second.wait_until_done()
-    assert (second._folder / "done").exists()
+    assert steps == ["first"]
 
 
 def test_what_an_earlier_run_left_is_not_taken(pair):
@@ -80,19 +96,25 @@ def test_what_an_earlier_run_left_is_not_taken(pair):
     second.begin()
     threading.Timer(0.2, second.send, [{"new": 1}]).start()
     assert first.receive() == {1: {"new": 1}}
-    assert not (first._folder / "done").exists()
+    steps = []
+    threading.Timer(0.2, lambda: (steps.append("first"), first.done())).start()
+    second.wait_until_done()
+    assert steps == ["first"]
 
 
 def test_a_rank_that_died_is_not_waited_for(pair):
     first, second = pair
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    second._write(second._file("began"), {"pid": dead.pid})
+    pid = os.fork()
+    if not pid:
+        second.begin()
+        os._exit(0)
     assert first.receive() == {1: None}
+    os.waitpid(pid, 0)
 
 
-def test_nor_for_long_one_that_never_came(pair, monkeypatch):
-    first, second = pair
+def test_nor_for_long_one_that_never_came(temporary, monkeypatch):
+    first, second = Exchange(rank_of(0)), Exchange(rank_of(1))
+    first.begin()
     seconds = itertools.count(step=30)
     monkeypatch.setattr("time.monotonic", lambda: next(seconds))
 
@@ -101,34 +123,34 @@ def test_nor_for_long_one_that_never_came(pair, monkeypatch):
         assert first.receive() == {1: None}
         return next(seconds) - began
 
-    second._file("began").unlink()
     assert 30 < waited() <= 120
     second.begin()
     assert 600 < waited() <= 720
 
 
-def test_ranks_of_another_machine_wait_for_nobody(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+@pytest.mark.usefixtures("temporary")
+def test_ranks_of_another_machine_wait_for_nobody():
     other = Exchange(rank_of(3))
     other.begin()
     other.wait_until_done()
 
 
-def test_what_is_no_json_counts_as_nothing(pair):
+def test_what_is_no_json_counts_as_nothing(pair, folder):
     first, second = pair
-    second._file("result").write_text("][")
+    second.send({})
+    (result,) = folder.glob("result*")
+    result.write_text("][")
     assert first.receive() == {1: None}
 
 
-def test_the_folder_is_this_users_alone(pair):
-    first, _ = pair
-    assert first._folder.stat().st_mode & 0o777 == 0o700
-    assert str(os.getuid()) in first._folder.name
+def test_the_folder_is_this_users_alone(folder):
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert str(os.getuid()) in folder.name
 
 
-def test_a_link_in_its_place_is_refused(pair, tmp_path):
+def test_a_link_in_its_place_is_refused(pair, folder, tmp_path):
     first, _ = pair
-    first._folder.rename(tmp_path / "elsewhere")
-    first._folder.symlink_to(tmp_path / "elsewhere")
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError):
         first.begin()

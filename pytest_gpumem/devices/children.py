@@ -33,6 +33,7 @@ from pytest_gpumem.devices.variables import HOOK, PYTHON_PATH, UNTIL_STARTED, pr
 from pytest_gpumem.measurement import Attribution, Peak
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.patches import Patch, wrapped_by
+from pytest_gpumem.processes import is_running
 from pytest_gpumem.recording.allocator_view import PEAK_RESETS, VIEW
 from pytest_gpumem.recording.recording import Span, now
 
@@ -142,7 +143,7 @@ class ChildWatch:
     def forget_ended(self) -> None:
         """Forget processes that have ended, and all starts of servers."""
         for path, record in self._records():
-            if record["peaks"] is not None or not _runs(record["pid"]):
+            if record["peaks"] is not None or not is_running(record["pid"]):
                 path.unlink(missing_ok=True)
         WATCH.forget()
         for path in self._own_folder().glob(f"*{SUFFIX}"):
@@ -214,19 +215,6 @@ def process_notes(children: Sequence[Child], root: Path) -> list[Note]:
     notes = [*notes_of(NoteKind.VALUES, guesses)]
     notes += sorted({note for child in children for note in child.notes}, key=str)
     return [replace(note, text=f"in child processes: {note}") for note in notes]
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process is running, and not a zombie; without /proc zombies run too."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        if sys.platform != "win32":  # where signal 0 is Ctrl-C
-            with suppress(OSError):
-                os.kill(pid, 0)
-                return True
-        return False
-    return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
 def watch_this_process() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.processes import is_running
 from pytest_gpumem.torchrun_env import TorchrunRank, current_rank
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Exchange:
             waited = time.monotonic() - began
             process = _read_json(self._file("began", rank))
             limit = UNSEEN_RANK_S if process is None else LIVE_RANK_S
-            if waited > limit or (process is not None and not process_lives(process.get("pid"))):
+            if waited > limit or (process is not None and not is_running(process.get("pid"))):
                 return
             time.sleep(POLL_S)
 
@@ -161,16 +162,3 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
-
-
-def process_lives(pid: object) -> bool:
-    """Return whether a process runs on this machine; False for an invalid id."""
-    if not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

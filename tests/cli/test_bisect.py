@@ -7,6 +7,8 @@ of the version that was "installed" in it.
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -537,20 +539,33 @@ def test_the_environment_has_this_package_and_its_plugin(tmp_path, monkeypatch):
     assert not made.folder.exists()
 
 
-def test_a_set_up_without_a_network_has_the_reason_of_pip_s_last_try(tmp_path):
-    made = Environment(tmp_path / "environment", tmp_path / "log")
+@pytest.fixture
+def set_up_that_fails(tmp_path, monkeypatch):
+    """An environment whose installer ends with a message."""
+
+    def failing(said):
+        uv = tmp_path / "uv"
+        uv.write_text(f"#!/bin/sh\nprintf %s {shlex.quote(said)} >&2\nexit 1\n", encoding="utf-8")
+        uv.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        return Environment(tmp_path / "environment", tmp_path / "log")
+
+    return failing
+
+
+def test_a_set_up_without_a_network_has_the_reason_of_pip_s_last_try(set_up_that_fails):
     said = (
         "WARNING: Retrying (Retry(total=0)) after connection broken by 'Refused': /lib/\n"
         "ERROR: Could not find a version that satisfies the requirement lib==9\n"
     )
     with pytest.raises(UnreachedError, match="^connection broken by 'Refused': /lib/$"):
-        made._run([sys.executable, "-c", f"import sys; sys.exit({said!r})"])
+        set_up_that_fails(said).make(["lib==9"])
 
 
-def test_a_set_up_that_fails_has_the_installer_s_reason(tmp_path):
-    made = Environment(tmp_path / "environment", tmp_path / "log")
+def test_a_set_up_that_fails_has_the_installer_s_reason(set_up_that_fails):
+    made = set_up_that_fails("ERROR: no such thing")
     with pytest.raises(SetupError, match="no such thing"):
-        made._run([sys.executable, "-c", "import sys; sys.exit('ERROR: no such thing')"])
+        made.make(["lib==9"])
     assert "no such thing" in made.log.read_text(encoding="utf-8")
 
 

@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from pytest_gpumem.devices import children
 from pytest_gpumem.devices.children import ChildWatch
 
 
@@ -58,16 +57,3 @@ def test_the_folder_of_a_process_that_is_no_fork_stays_for_servers_of_fixtures(f
     watch = ChildWatch()
     watch_one_test(watch)
     assert len(folders()) == 1
-
-
-def test_a_process_runs_on_a_system_without_proc(monkeypatch):
-    def read_text(self, **_):
-        raise FileNotFoundError(self)
-
-    monkeypatch.setattr(children.Path, "read_text", read_text)
-    ended = os.fork()
-    if not ended:
-        os._exit(0)
-    os.waitpid(ended, 0)
-    assert children._runs(os.getpid())
-    assert not children._runs(ended)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 
 import pytest
 
@@ -44,33 +44,31 @@ def test_the_nearest_marker_wins_field_by_field(suite):
         """
         pytestmark = pytest.mark.gpu_memory(max_gib=4, batch_size=2, card="T4")
 
-        def test_module(gpu_memory):
-            seen(gpu_memory)
+        def test_module():
+            mib(1)
 
         @pytest.mark.gpu_memory(batch_size=8)
         class TestClass:
-            def test_class(self, gpu_memory):
-                seen(gpu_memory)
+            def test_class(self):
+                mib(1)
 
             @pytest.mark.gpu_memory(max_gib=1, devices=2)
-            def test_function(self, gpu_memory):
-                seen(gpu_memory)
+            def test_function(self):
+                mib(1)
+                assert torch.cuda.device_count() == 2
 
             @pytest.mark.gpu_memory(max_gib=None, batch_size=None)
-            def test_back_at_the_defaults(self, gpu_memory):
-                seen(gpu_memory)
-
-        def seen(gpu_memory):
-            spec = gpu_memory._run.spec
-            print("SEEN", spec.max_gib, spec.batch_size, spec.card, spec.devices)
+            def test_back_at_the_defaults(self):
+                mib(1)
         """,
     )
-    out = suite.run("-s").out
-    assert re.findall(r"SEEN (.*?)[.F]?$", out, re.MULTILINE) == [
-        "4 2 T4 1",
-        "4 8 T4 1",
-        "1 8 T4 2",
-        "None None T4 1",
+    assert suite.run("--gpumem-json=a.json").outcomes == {"passed": 4}
+    results = json.loads((suite.path / "a.json").read_text())["results"]
+    assert [(it["budget"], it["batch_size"]) for it in results] == [
+        ("max_gib=4, card='T4'", 2),
+        ("max_gib=4, card='T4'", 8),
+        ("max_gib=1, card='T4'", 8),
+        ("card='T4'", None),
     ]
 
 

@@ -212,7 +212,6 @@ def test_the_hook_leaves_other_modules_and_a_missing_one_alone(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert hook.find_spec("torch_apart", None) is None
     assert sys.meta_path == [hook]
-    assert "torch_apart" in hook._calls
     assert called == []
 
 
@@ -234,7 +233,6 @@ def test_the_hook_calls_once_after_the_import(monkeypatch):
     assert steps == ["executed", "called", "the second as well"]
     assert module.__loader__ is own
     assert module.__spec__.loader is own
-    assert "torch" not in hook._calls
 
 
 def test_who_loads_it_before_the_plugin_gets_the_plugins_own(suite):

@@ -87,11 +87,12 @@ def test_a_test_with_many_unknown_results_is_a_large_one(sparse_before):
         large = torch.randn(3000, 3000, device="cuda")
         for _ in range(4):
             large = large * 2
-        assert device.values._mode.host.budget.ended
-        assert not device.values._mode.values.is_known(medium * 2)
+        assert device.notes(Path.cwd()) == []
+        assert (medium * 2).sum().item() != 1 << 21
+        assert device.notes(Path.cwd()) != []  # on a value that was assumed
         assert torch.arange(9, device="cuda").sum().item() == 36
         device.values.renew()
-        assert device.values._mode.values.is_known(medium * 2)
+        assert (medium * 2).sum().item() == 1 << 21
 
 
 def test_the_budget_of_a_large_test_ends_once(monkeypatch):
