@@ -163,7 +163,7 @@ class Prober:
                 requested = WATCH.last(cause).requested
                 shortage = "" if requested is None else f"{format_size(requested)} more requested"
                 clear(error)
-        peak, passes = fullest(tally.peaks), fullest(tally.passes)
+        peak, passes = fullest(tally.peaks), fullest(tally.highest.passes)
         if shortage is None and not VIEW.backend.caps and peak.reserved > self.meter.room.capacity:
             shortage = f"{format_size(peak.reserved)} reserved"
         return Probe(value, shortage is None, peak, passes, shortage or ""), tally

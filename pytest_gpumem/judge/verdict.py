@@ -98,8 +98,6 @@ Tone = Literal["good", "bad", "open"]
 class Kind(str, Enum):
     """The kinds of verdicts, in the order in which reports list their counts."""
 
-    word: str
-    """the kind's name in reports"""
     severity: int
     """sort order of reports, and of ranks when one result represents all; 0 is the worst"""
     tone: Tone
@@ -108,36 +106,38 @@ class Kind(str, Enum):
     too_much: bool
     """whether a failure of this kind means that the peak is too high: then its lines, hints and
     keepers are searched for, by a second run if needed, and a snapshot is written"""
+    by_baseline: bool
+    """whether recording a new baseline resolves such a verdict"""
     refusal: str
     """why the test's figures cannot become a baseline; "" if they can"""
 
-    # value, word, severity, tone, mark, too_much, refusal. The page of verdicts contains the
-    # docstrings: when a verdict is given, and whether the test passes.
-    WITHIN = ("within", "ok", 9, "good", "✓", False, "")
+    # value, severity, tone, mark, too_much, by_baseline, refusal. The page of verdicts
+    # contains the docstrings: when a verdict is given, and whether the test passes.
+    WITHIN = ("within", 9, "good", "✓", False, False, "")
     """no limit is exceeded, and both peaks are within tolerance of the baseline: passes"""
-    OVER_BUDGET = ("over budget", "over budget", 2, "bad", "○", True, "it is over its budget")
+    OVER_BUDGET = ("over budget", 2, "bad", "○", True, False, "it is over its budget")
     """a figure is above a declared limit, such as ``max_allocated_gib``: fails"""
-    OUT_OF_MEMORY = ("out of memory", "out of memory", 0, "bad", "○", True, "it ran out of memory")
+    OUT_OF_MEMORY = ("out of memory", 0, "bad", "○", True, False, "it ran out of memory")
     """a request was refused, by the limit or by the device itself: fails"""
-    NO_START = ("no start", "no start", 1, "bad", "○", False, "its server does not start")
+    NO_START = ("no start", 1, "bad", "○", False, False, "its server does not start")
     """an inference server refused to start for lack of memory, or is too close to a limit to
     predict: fails"""
-    UNDER_LIMIT = ("under limit", "under limit", 3, "bad", "○", False, "it is under a limit")
+    UNDER_LIMIT = ("under limit", 3, "bad", "○", False, False, "it is under a limit")
     """a part's figure is below ``at_least`` or ``more_than``, or parts are not in their order:
     fails"""
-    REGRESSED = ("regressed", "regressed", 5, "bad", "○", True, "")
+    REGRESSED = ("regressed", 5, "bad", "○", True, True, "")
     """a peak, or its growth with the batch size, is above the baseline by more than the tolerance:
     fails"""
-    IMPROVED = ("improved", "improved", 8, "good", "↓", False, "")
+    IMPROVED = ("improved", 8, "good", "↓", False, True, "")
     """a peak is below the baseline by more than the tolerance: passes with a note, or fails with
     ``--gpumem-shrinkage=fail``"""
-    LEAKED = ("leaked", "leaked", 4, "bad", "○", False, "it leaked")
+    LEAKED = ("leaked", 4, "bad", "○", False, False, "it leaked")
     """more memory than ``max_leak_mib`` is still allocated after the test, or the memory of a
     ``steady`` test still grows at its end: fails"""
-    NO_BASELINE = ("no baseline", "no baseline", 7, "open", "○", False, "")
+    NO_BASELINE = ("no baseline", 7, "open", "○", False, True, "")
     """there is no baseline of this test: passes with a note; fails in CI, or with
     ``--gpumem-missing-baseline=fail``"""
-    INCOMPARABLE = ("incomparable", "incomparable", 6, "open", "○", False, "")
+    INCOMPARABLE = ("incomparable", 6, "open", "○", False, True, "")
     """the baseline is of another device, batch size, rank or number of devices: as without a
     baseline. Its file cannot be read: fails. ``--gpumem-provenance`` refuses its versions: passes
     with a note or fails, as that option says"""
@@ -145,14 +145,14 @@ class Kind(str, Enum):
     def __new__(cls, value: str, *columns: Any) -> Self:  # noqa: ANN401, D102 - a row of the table
         member = str.__new__(cls, value)
         member._value_ = value
-        member.word, member.severity, member.tone, member.mark, *further = columns
-        member.too_much, member.refusal = further
+        member.severity, member.tone, member.mark, *further = columns
+        member.too_much, member.by_baseline, member.refusal = further
         return member
 
     @property
-    def by_baseline(self) -> bool:
-        """Whether recording a new baseline resolves such a verdict."""
-        return self is not Kind.WITHIN and not self.refusal
+    def word(self) -> str:
+        """The kind's name in reports."""
+        return "ok" if self is Kind.WITHIN else self.value
 
     __str__ = str.__str__  # the value, in every Python
 

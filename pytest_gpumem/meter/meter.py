@@ -33,7 +33,6 @@ from pytest_gpumem.meter.peaks import (
     CompilerMemory,
     Tally,
     outside,
-    plus,
     without_few_pinned,
 )
 from pytest_gpumem.meter.room import Room
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.measurement import DeviceUse, OutOfMemory, PinnedCount
+    from pytest_gpumem.meter.peaks import Highest
     from pytest_gpumem.meter.reading import Reading
     from pytest_gpumem.recording.recording import Known, Recording
 
@@ -236,8 +236,11 @@ class Meter:
         if self.isolation.see_lost():
             self.room.follow_foreign()
         reading = self.isolation.read()
+        highest = reading.own_highest
+        if self._stepping:
+            highest = highest.in_optimizer_step()
         for tally in self._open:
-            tally.raise_to(reading.own_highest, active=reading.own_active, stepping=self._stepping)
+            tally.raise_to(highest)
         self._use.look(
             [peak.reserved for peak in reading.held],
             [peak.reserved for peak in reading.highest],
@@ -278,7 +281,7 @@ class Meter:
         """Resume after a nested meter, adding its peaks to the memory held before it."""
         self._forget_peaks()
         for tally in self._open:
-            tally.raise_to(list(map(plus, held, inner.peaks)))
+            tally.raise_to(inner.highest.on_top_of(held))
 
     def peaks(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks so far, one per device."""
@@ -288,7 +291,7 @@ class Meter:
     def passes(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks outside of optimizer steps, one per device."""
         self.note()
-        return tuple(self._whole.passes)
+        return self._whole.highest.passes
 
     # -- parts, and runs apart --
 
@@ -350,7 +353,7 @@ class Meter:
             yield
         except BaseException:  # the error ends the step: count the compiler's memory as the step's
             for other in open_tallies:
-                other.raise_to(tally.peaks, stepping=self._stepping)
+                other.raise_to(tally.highest)
             raise
         else:
             self.fold()
@@ -404,10 +407,10 @@ class Meter:
         self.room.follow_foreign()
         self.recording.reuse(known)
 
-    def consider(self, peaks: Sequence[Peak]) -> None:
+    def consider(self, highest: Highest) -> None:
         """Count the peaks of a set-up: the step uses a fixture that an earlier test set up."""
         for tally in self._open:
-            tally.raise_to(peaks)
+            tally.raise_to(highest)
 
     def restart(
         self,

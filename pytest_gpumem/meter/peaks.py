@@ -9,7 +9,7 @@ it has no pinned memory.
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final
 
@@ -65,8 +65,58 @@ def without_few_pinned(peaks: Sequence[Peak]) -> tuple[Peak, ...]:
     return tuple(replace(peak, pinned=0) if peak.pinned < MIN_PINNED else peak for peak in peaks)
 
 
+@dataclass(frozen=True, slots=True)
+class Highest:
+    """The highest figures of a stretch of a step; each tuple has one item per device.
+
+    A new figure of which the highest counts is a field here, and in the methods.
+    """
+
+    peaks: tuple[Peak, ...]
+    active: tuple[int, ...]
+    """the peak bytes of active blocks, including freed ones that wait for a stream"""
+    passes: tuple[Peak, ...]
+    """the peaks outside of optimizer steps: mostly of forward and backward passes"""
+
+    @classmethod
+    def of(cls, held: Sequence[Peak]) -> Highest:
+        """Return the figures of a stretch in which no more than this was held."""
+        return cls(tuple(held), tuple(peak.allocated for peak in held), tuple(held))
+
+    def in_optimizer_step(self) -> Highest:
+        """Return the figures of a stretch that lies in an optimizer step: they are of no pass."""
+        return replace(self, passes=(NOTHING,) * len(self.passes))
+
+    def or_higher(self, other: Highest) -> Highest:
+        """Return the larger value of each figure."""
+        return Highest(
+            tuple(map(maximum, self.peaks, other.peaks)),
+            tuple(map(max, self.active, other.active)),
+            tuple(map(maximum, self.passes, other.passes)),
+        )
+
+    def on_top_of(self, held: Sequence[Peak]) -> Highest:
+        """Add the memory that was held beside."""
+        return Highest(
+            tuple(map(plus, self.peaks, held)),
+            tuple(active + peak.allocated for active, peak in zip(self.active, held, strict=True)),
+            tuple(map(plus, self.passes, held)),
+        )
+
+    def above(self, held: Sequence[Peak]) -> Highest:
+        """Subtract the memory that was held beside, with zero as the minimum."""
+        return Highest(
+            tuple(map(minus, self.peaks, held)),
+            tuple(
+                max(0, active - peak.allocated)
+                for active, peak in zip(self.active, held, strict=True)
+            ),
+            tuple(map(minus, self.passes, held)),
+        )
+
+
 class Tally:
-    """The highest memory so far of the whole step, or of a part of it; one Peak per device."""
+    """The highest memory so far of the whole step, or of a part of it."""
 
     def __init__(self, start: Sequence[Peak]) -> None:
         self.begin(start)
@@ -78,24 +128,20 @@ class Tally:
         """the recording of a run outside of the step, such as a search's probe"""
 
     def begin(self, start: Sequence[Peak]) -> None:
-        """Reset the figures to ``start``, the memory held now."""
+        """Reset the figures to ``start``, the memory held now, one Peak per device."""
         self.start = start
         self.ends = start, start
         """the memory held when the step or the part began, and when it ended"""
-        self.peaks = list(start)
-        self.active = [held.allocated for held in start]
-        """the peak bytes of active blocks, including freed ones that wait for a stream"""
-        self.passes = list(start)
-        """the peaks outside of optimizer steps: mostly of forward and backward passes"""
+        self.highest = Highest.of(start)
 
-    def raise_to(
-        self, peaks: Sequence[Peak], *, active: Sequence[int] = (), stepping: bool = False
-    ) -> None:
-        """Raise the figures to these peaks; ``stepping``: they occurred in an optimizer step."""
-        self.peaks = list(map(maximum, self.peaks, peaks))
-        self.active = list(map(max, self.active, active or (peak.allocated for peak in peaks)))
-        if not stepping:
-            self.passes = list(map(maximum, self.passes, peaks))
+    @property
+    def peaks(self) -> tuple[Peak, ...]:
+        """The peaks, one per device."""
+        return self.highest.peaks
+
+    def raise_to(self, highest: Highest) -> None:
+        """Raise the figures to these."""
+        self.highest = self.highest.or_higher(highest)
 
 
 def outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:

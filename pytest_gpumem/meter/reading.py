@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.peaks import minus
+from pytest_gpumem.meter.peaks import Highest, minus
 from pytest_gpumem.recording.allocator_view import VIEW
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ class Reading:
     highest: tuple[Peak, ...]
     """the allocators' peaks since they were last reset"""
     own_held: tuple[Peak, ...]
-    own_highest: tuple[Peak, ...]
-    own_active: tuple[int, ...]
-    """the peak bytes of active blocks, including freed ones that wait for a stream"""
+    own_highest: Highest
+    """the highest figures since the allocators' peaks were last reset"""
     unrequested: tuple[int, ...]
     """bytes of live blocks in excess of what was requested"""
     retries: int
@@ -45,13 +44,12 @@ class Reading:
         """Make a reading of statistics; ``others`` is the memory that is not the step's own."""
         held = tuple(map(current_in, all_stats))
         highest = tuple(map(peak_in, all_stats))
-        active = [Peak(_peak_active(stats), 0) for stats in all_stats]
+        active = tuple(map(_peak_active, all_stats))
         return cls(
             held,
             highest,
             own_held=_less(held, others),
-            own_highest=_less(highest, others),
-            own_active=tuple(peak.allocated for peak in _less(active, others)),
+            own_highest=Highest(highest, active, highest).above(others),
             unrequested=tuple(map(_unrequested_in, all_stats)),
             retries=sum(stats.get("num_alloc_retries", 0) for stats in all_stats),
             segments=sum(

@@ -70,7 +70,7 @@ class Part:
     def figure(self, name: str) -> int:
         """Return the figure that a relation names, in bytes on the fullest device."""
         if name == "active":
-            return max(self.tally.active)
+            return max(self.tally.highest.active)
         peaks = self.tally.ends[1] if name == "held" else self.tally.peaks
         return most(peaks, "reserved" if name == "reserved" else "allocated")
 
@@ -234,12 +234,12 @@ class Run:
             part = self.parts.setdefault(name, Part(spec, tally))
             part.spec, part.relations = spec, relations
             if part.tally is not tally:
-                part.tally.raise_to(tally.peaks, active=tally.active)
+                part.tally.raise_to(tally.highest)
                 part.tally.ends = tally.ends
                 part.tally.windows += tally.windows
                 part.tally.notes = tally.notes
-            figures.peaks = tuple(tally.peaks)
-            figures.peak_active = max(tally.active)
+            figures.peaks = tally.peaks
+            figures.peak_active = max(tally.highest.active)
             figures.held_before, figures.held = (most(end, "allocated") for end in tally.ends)
 
     def measurement(
@@ -303,7 +303,7 @@ class Run:
         """Return the peaks so far of the test ("") or of a part; empty if the part did not run."""
         if not part:
             return self.meter.peaks()
-        return tuple(self.parts[part].tally.peaks) if part in self.parts else ()
+        return self.parts[part].tally.peaks if part in self.parts else ()
 
     def limit_of(self, part: str) -> int | None:
         """Return a part's own limit of reserved bytes; None if the part has none or did not run."""

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import Peak
     from pytest_gpumem.meter.meter import Meter
+    from pytest_gpumem.meter.peaks import Highest
     from pytest_gpumem.recording.recording import Known
 
 
 class SetUpStage(NamedTuple):
     """A stage of a fixture's set-up, without other fixtures' memory; one Peak per device."""
 
-    peaks: list[Peak]
-    """peaks relative to the memory held when the set-up began"""
+    highest: Highest
+    """the highest figures, relative to the memory held when the set-up began"""
     held: list[Peak]
     """the fixture's own memory at the end of the stage"""
     then: WideFixture | None = None
@@ -39,7 +40,7 @@ class SetUpStage(NamedTuple):
     @property
     def takes_memory(self) -> bool:
         """Whether the stage or the fixture requested after it takes memory."""
-        own = any(peak != NOTHING for peak in self.peaks)
+        own = any(peak != NOTHING for peak in self.highest.peaks)
         return own or (self.then is not None and bool(self.then.stages))
 
 
@@ -104,9 +105,8 @@ class _SetUp:
         self._stack.close()
         self._meter.settle_again()
         self._paused_at = self._meter.counted()
-        peaks = list(map(minus, self._tally.peaks, self._base))
         held = list(map(minus, self._paused_at, self._base))
-        self.stages.append(SetUpStage(peaks, held, requested))
+        self.stages.append(SetUpStage(self._tally.highest.above(self._base), held, requested))
 
 
 class WideFixtures:
@@ -182,8 +182,8 @@ class WideFixtures:
         """
         self.used.append(fixture)
         for stage in fixture.stages:
-            held = map(plus, self._meter.counted(), held_by_requesting)
-            self._meter.consider(list(map(plus, held, stage.peaks)))
+            held = list(map(plus, self._meter.counted(), held_by_requesting))
+            self._meter.consider(stage.highest.on_top_of(held))
             if stage.then is not None and stage.then not in self.used:
                 self._replay(stage.then, list(map(plus, held_by_requesting, stage.held)))
         self._meter.adopt(fixture.held, fixture.known)

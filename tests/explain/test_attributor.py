@@ -20,6 +20,7 @@ from helpers.virtual_gpu import CARD_80GIB, MIB, virtual_card, virtual_device
 from helpers.wrapped_tensors import wrapped
 
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.peaks import Highest
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.testrun.run import Run
 from pytest_gpumem.testrun.wide_fixture import SetUpStage, WideFixture
@@ -329,7 +330,7 @@ def test_a_wide_fixtures_model_counts_with_what_it_is(torch):
         device = virtual_device()
         with Run.open(MemorySpec(), device, ROOT, record=True) as run:
             run.start()
-            stages = [SetUpStage([held], [held])]
+            stages = [SetUpStage(Highest.of([held]), [held])]
             run.fixtures.use(WideFixture("model", run.fixtures.devices, stages))
         model(data(torch)).sum().backward()
         with run.part("after", {}):

@@ -370,6 +370,10 @@ def test_every_kind_has_a_rank_of_its_own():
     assert sorted(kind.severity for kind in Kind) == list(range(len(Kind)))
 
 
+def test_no_baseline_resolves_a_verdict_whose_figures_become_none():
+    assert [kind for kind in Kind if kind.by_baseline and kind.refusal] == []
+
+
 def test_the_remedy_of_a_limit_is_by_what_the_peak_is():
     """Smaller batches and autocast lower what the model's passes have, and nothing else."""
     spec = MemorySpec(max_gib=0.125)

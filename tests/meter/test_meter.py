@@ -8,12 +8,13 @@ import pytest
 from helpers.noted import noted
 from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, highest, tensor
 
+import pytest_gpumem
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import SWITCHED_OFF, cudnn_version, current, provenance
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
-from pytest_gpumem.meter.peaks import maximum, minus, plus
+from pytest_gpumem.meter.peaks import Highest, maximum, minus, plus
 
 
 @pytest.fixture
@@ -44,6 +45,16 @@ def test_peaks_add_subtract_and_compare_figure_by_figure():
     assert plus(Peak(1, 10), Peak(2, 20)) == Peak(3, 30)
     assert minus(Peak(5, 10), Peak(2, 20)) == Peak(3, 0)
     assert maximum(Peak(5, 10), Peak(2, 20)) == Peak(5, 20)
+
+
+def test_the_highest_figures_are_raised_and_moved_together():
+    low = Highest((Peak(5, 10, 3),), (6,), (Peak(4, 10, 3),))
+    high = Highest((Peak(4, 20, 1),), (9,), (Peak(4, 9, 1),))
+    assert low.or_higher(high) == Highest((Peak(5, 20, 3),), (9,), (Peak(4, 10, 3),))
+    held = [Peak(100, 200)]
+    assert low.on_top_of(held) == Highest((Peak(105, 210, 3),), (106,), (Peak(104, 210, 3),))
+    assert low.on_top_of(held).above(held) == low
+    assert low.above(held) == Highest((Peak(0, 0, 3),), (0,), (Peak(0, 0, 3),))
 
 
 # ---- what counts ----
@@ -162,7 +173,7 @@ def test_garbage_is_collected_before_a_step_where_memory_is_new(device, meter):
 def test_peaks_of_a_set_up_that_others_ran_can_be_considered(meter):
     meter.start()
     work(10 * MIB)
-    meter.consider([Peak(40 * MIB, 5 * MIB), Peak(0, 0)])
+    meter.consider(Highest.of([Peak(40 * MIB, 5 * MIB), Peak(0, 0)]))
     assert first(meter) == Peak(40 * MIB, 10 * MIB)
 
 
@@ -222,6 +233,18 @@ def test_what_a_part_retains_is_its_memory_when_it_ended(meter):
     assert meter.result(tally=one).retained[0].allocated == 10 * MIB
     assert meter.result().retained[0].allocated == 30 * MIB
     del kept, later
+
+
+def test_a_nested_measurement_s_optimizer_step_is_no_pass(meter):
+    import torch
+
+    meter.start()
+    param = torch.nn.Parameter(torch.zeros(10 << 18, device="cuda"))
+    param.grad = torch.zeros_like(param)
+    with pytest_gpumem.measure():
+        torch.optim.Adam([param], foreach=True).step()
+    assert meter.passes()[0].allocated == 40 * MIB  # parameter, gradient and state, after the step
+    assert meter.peaks()[0].allocated == 50 * MIB
 
 
 def test_a_part_that_raises_is_tallied_as_well(meter):

@@ -9,8 +9,9 @@ PACKAGE = ROOT / "pytest_gpumem"
 
 
 def test_no_two_files_of_tests_have_one_name():
-    names = collections.Counter(path.name for path in TESTS.rglob("test_*.py"))
-    assert [name for name, count in names.items() if count > 1] == []
+    paths = [*TESTS.rglob("test_*.py")]
+    names = collections.Counter(path.name for path in paths)
+    assert [path for path in paths if names[path.name] > 1] == []
 
 
 def test_no_two_modules_have_one_name():

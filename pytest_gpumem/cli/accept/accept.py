@@ -20,7 +20,6 @@ from pytest_gpumem.cli.recorded.changes import Changes, pair_entries
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.files.atomic_file import TEMPORARY, NewContent
 from pytest_gpumem.judge.result import entry_of
-from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.report.merge import merge
@@ -288,10 +287,8 @@ def _tests(
         if chosen is not None:
             take = chosen(nodeid)
         else:
-            take = every or any(
-                result.verdict.kind is not Kind.WITHIN and result.outcome != "xfail"
-                for result in results
-            )
+            kinds = [result.verdict.kind for result in results if result.outcome != "xfail"]
+            take = every or any(kind.by_baseline or kind.refusal for kind in kinds)
         test = _ReportedTest(origin, nodeid, device, tuple(results))
         if take and (test.measured or chosen is not None):
             yield test
