@@ -58,7 +58,9 @@ class NoteKind(str, Enum):
     VALUES = "values", Severity.FIGURE
     """values that the virtual GPU did not compute, although sizes or branches may depend on them"""
     WORKSPACES = "workspaces", Severity.FIGURE
-    """a library's workspaces of unknown sizes; also the range of peaks, whatever its reason"""
+    """a library's workspaces of unknown sizes"""
+    RANGE = "range", Severity.FIGURE
+    """the range of peaks, or why there is none"""
     STREAMS = "streams", Severity.FIGURE
     """tensors that other streams or collectives use: a GPU may keep them longer"""
     PINNED_COPIES = "pinned copies", Severity.FIGURE

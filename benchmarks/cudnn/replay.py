@@ -4,7 +4,7 @@
 
 Each step of fidelity/ runs on a virtual H100 without cuDNN, so that every convolution has a range.
 Its requests are served again with the smallest and the largest workspaces
-(replay/workspace_replay.py); then the step itself runs with these workspaces. The benchmark fails
+(replay/allocator_replay.py); then the step itself runs with these workspaces. The benchmark fails
 if a peak differs by a byte. Networks of torchvision run in benchmark mode, with cuDNN.
 """
 
@@ -70,8 +70,8 @@ def recorded_step(name: str) -> Callable[[], None]:
 def compare(name: str, step: Callable[[], None]) -> list[str]:
     """Return a row of the table."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.replay.allocator_replay import AllocatorReplay
     from pytest_gpumem.replay.match_alternatives import NoRangeError
-    from pytest_gpumem.replay.workspace_replay import WorkspaceReplay
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.run import Run
 
@@ -93,7 +93,7 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
         began = time.perf_counter()
         ends = {}
         try:
-            with WorkspaceReplay(run, recording, [""], found).checked() as replay:
+            with AllocatorReplay(run, recording, [""], found).checked() as replay:
                 for end, differs in (("least", found.smaller), ("most", found.larger)):
                     if differs:
                         ends[end] = replay.peaks(end)[0][""]

@@ -2,7 +2,7 @@
 
 Such choices are a library's workspace size, how long another stream uses a tensor, or which kernel
 is fastest. PyTorch's allocator serves the same requests again, with the smallest and with the
-largest possible sizes and times (:mod:`pytest_gpumem.replay.workspace_replay`).
+largest possible sizes and times (:mod:`pytest_gpumem.replay.allocator_replay`).
 
 Served on new streams, the requests also show how much the test reserves alone, if its segments
 contained memory of earlier tests.
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.measurement import Peak, PeakRange
 from pytest_gpumem.notes import Note, NoteKind
+from pytest_gpumem.replay.allocator_replay import AllocatorReplay, unpinned
 from pytest_gpumem.replay.match_alternatives import NoRangeError
-from pytest_gpumem.replay.workspace_replay import WorkspaceReplay, unpinned
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Alternatives, RangeEnd
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.recording.recording import Recording
-    from pytest_gpumem.replay.workspace_replay import ReplayedRun
+    from pytest_gpumem.replay.allocator_replay import ReplayedRun
     from pytest_gpumem.spec import MemorySpec
 
 SHARES: Final = (0.25, 0.5, 0.75)
@@ -63,7 +63,7 @@ def with_ranges(
     alternatives = run.device.alternatives()
     is_uncertain = alternatives.smaller or alternatives.larger
     try:
-        with WorkspaceReplay(run, recording, list(measured), alternatives).checked() as replay:
+        with AllocatorReplay(run, recording, list(measured), alternatives).checked() as replay:
             if run.meter.isolation.is_reserved_in_doubt:
                 for part, (spec, kept) in measured.items():
                     if not (alone := replay.alone[part]):  # the part did not run
@@ -79,7 +79,7 @@ def with_ranges(
     except NoRangeError as error:
         if not is_uncertain:  # the note on segments of earlier tests stays
             return results
-        note = Note(NoteKind.WORKSPACES, f"{error}: {alternatives.reason}")
+        note = Note(NoteKind.RANGE, f"{error}: {alternatives.reason}")
         whole_spec, whole = results[""]
         results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
     return results
@@ -88,7 +88,7 @@ def with_ranges(
 def _ranged(
     run: ReplayedRun,
     measured: Mapping[str, tuple[MemorySpec, Measurement]],
-    replay: WorkspaceReplay,
+    replay: AllocatorReplay,
     alternatives: Alternatives,
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
     """Return measurements with ranges; raise NoRangeError if the test does not fit at a bound."""
@@ -137,7 +137,7 @@ def _ranged(
             if tuple(map(unpinned, measurement.peaks)) == spanned.most:
                 judged = "; the test's figures are the largest"
             sentence = f"{', '.join(figures)}: {spanned.reason}{judged}"
-            notes.append(Note(NoteKind.WORKSPACES, sentence))
+            notes.append(Note(NoteKind.RANGE, sentence))
         results[part] = part_spec, replace(measurement, range=spanned, notes=tuple(notes))
     return results
 

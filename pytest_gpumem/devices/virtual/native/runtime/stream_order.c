@@ -6,7 +6,7 @@
  * by then, directly or through another stream that waits for this one, a GPU may return "not ready". All answers to
  * these queries are recorded, with the time at which the host has waited. If a run's requests are replayed with its
  * blocks kept until then, the result is the largest peak that a GPU can have
- * (pytest_gpumem/replay/workspace_replay.py).
+ * (pytest_gpumem/replay/allocator_replay.py).
  *
  * Each stream counts the events that are recorded after new work on it. For each other stream, it stores how many of
  * that stream's events have completed before its own next work (a vector clock). Once an event has completed, so has

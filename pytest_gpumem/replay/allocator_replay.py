@@ -84,8 +84,8 @@ class ReplayedRun(Protocol):
         """Return the peaks of the test ("") or of a part; empty if the part did not run."""
 
 
-class WorkspaceReplay:
-    """Finds the peaks of one run with other workspace sizes."""
+class AllocatorReplay:
+    """Finds the peaks of one run with other sizes of requests, and with later frees."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class WorkspaceReplay:
         self._initial = [unpinned(held) for held in run.held_before]
 
     @contextmanager
-    def checked(self) -> Iterator[WorkspaceReplay]:
+    def checked(self) -> Iterator[AllocatorReplay]:
         """Allow replays within the block, if the run's own sizes reproduce the measured peaks.
 
         If memory of earlier tests may have changed the measured peak reserved, only the peak
