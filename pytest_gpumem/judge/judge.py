@@ -124,6 +124,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
                 NoteKind.DEVICE, f"the allocator emptied its cache {times}, because memory ran out"
             )
         )
+    notes += _unwritten_pinned(case)
     unguarded = ""
     if measurement.pinned_count == "by time" and measurement.peak_pinned:
         unguarded = "DataLoader's thread pins batches ahead, so the peak depends on time"
@@ -156,6 +157,24 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
         held_to=held_to,
         lead=lead,
     )
+
+
+def _unwritten_pinned(case: Judged) -> list[Note]:
+    """Tell where a limit on host memory may hold only because pinned memory was not written.
+
+    A GPU's driver makes pinned memory resident; on the virtual GPU it is so once it is written.
+    """
+    measurement, limit = case.measurement, case.spec.bytes_of("max_host_gib")
+    if measurement.host is None or limit is None or not measurement.device.is_predicted:
+        return []
+    most = measurement.host + measurement.peak_pinned
+    if not measurement.host <= limit < most:
+        return []
+    sentence = (
+        "the limit on host memory may hold only because pinned memory was not written: on a GPU, "
+        f"peak host memory is at most {format_size(most)}"
+    )
+    return [Note(NoteKind.LIMIT, sentence)]
 
 
 def _updatable(case: Judged, verdict: Verdict, purpose: str) -> Verdict:

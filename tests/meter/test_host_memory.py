@@ -52,6 +52,24 @@ def test_a_doubled_load_is_over_the_limit(suite, limit):
     assert "ran a second time" not in session.flat
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_a_limit_that_holds_because_pinned_memory_is_not_written_is_said(suite, written):
+    """On a GPU, the driver makes pinned memory resident; the virtual GPU leaves that to writes."""
+    buffer = "torch.empty(128 << 20, dtype=torch.uint8, pin_memory=True)"
+    source = f"""
+    @pytest.mark.gpu_memory(max_host_gib=0.3)
+    def test_it():
+        torch.ones(1).cuda()
+        buffers = [{buffer} for _ in range({1 if written else 3})]
+        if {written}:
+            buffers[0].fill_(1)
+    """
+    session = suite.run(source=source)
+    assert session.outcomes == {"passed": 1}
+    said = "the limit on host memory may hold only because pinned memory was not written: on a GPU"
+    assert (said in session.flat) is not written
+
+
 def test_without_a_limit_it_is_recorded_and_judged_by_nothing(suite):
     source = f"{LOAD}@pytest.mark.gpu_memory\ndef test_it():\n    torch.ones(1).cuda()\n"
     suite.run("--gpumem-update-baselines", source=source)
