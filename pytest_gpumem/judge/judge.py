@@ -162,7 +162,8 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
 def _unwritten_pinned(case: Judged) -> list[Note]:
     """Tell where a limit on host memory may hold only because pinned memory was not written.
 
-    A GPU's driver makes pinned memory resident; on the virtual GPU it is so once it is written.
+    A GPU's driver makes pinned memory resident. On the virtual GPU it is so once it is written, but
+    not by copies of values that were not computed.
     """
     measurement, limit = case.measurement, case.spec.bytes_of("max_host_gib")
     if measurement.host is None or limit is None or not measurement.device.is_predicted:

@@ -6,8 +6,9 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-enum { HOST_PAGE = 4096, MANY_ZEROS = 1 << 20 };
+enum { MANY_ZEROS = 1 << 20 };
 
 static atomic_ullong readbacks, readback_bytes;
 static int (*_Atomic on_readback)(uint64_t size);
@@ -41,7 +42,8 @@ static bool is_stale(const void *from, size_t size) {
 static void write_zeros(char *to, size_t size) {
     char *end = to + size;
     if (size >= MANY_ZEROS && gm_addresses_end((uintptr_t)to, GM_FROM_HOST_ALLOC) >= (uintptr_t)end) {
-        char *first = to + (HOST_PAGE - (uintptr_t)to % HOST_PAGE) % HOST_PAGE, *last = end - (uintptr_t)end % HOST_PAGE;
+        uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+        char *first = to + (page - (uintptr_t)to % page) % page, *last = end - (uintptr_t)end % page;
         if (madvise(first, (size_t)(last - first), MADV_DONTNEED) == 0) {
             memset(to, 0, (size_t)(first - to));
             memset(last, 0, (size_t)(end - last));
