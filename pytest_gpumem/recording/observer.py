@@ -457,13 +457,19 @@ class _Tree:
         }
 
     def tensors(self, kind: Literal["_parameters", "_buffers"]) -> tuple[list[Tensor], list[str]]:
-        """Return the modules' current parameters or buffers, and their paths."""
+        """Return the modules' current parameters or buffers, and their paths.
+
+        Nothing checks what a program puts into these dicts: with tensordict, a buffer may be a
+        TensorDict. Only tensors are taken.
+        """
+        from torch import Tensor
+
         tensors: list[Tensor] = []
         names: list[str] = []
         for reference, paths in self._paths[kind]:
             module = reference()
             for key, tensor in getattr(module, kind).items() if module is not None else ():
-                if tensor is not None and key in paths:
+                if isinstance(tensor, Tensor) and key in paths:
                     tensors.append(tensor)
                     names.append(paths[key])
         return tensors, names
@@ -475,7 +481,10 @@ def _registered(tensors: Mapping[str, Tensor | None], name: str) -> Tensor | Non
     In modules of ``torch.jit.script`` or ``torch.jit.trace`` the dicts have neither ``get`` nor
     iteration (``torch.jit._script.OrderedDictWrapper``).
     """
-    return tensors[name] if name in tensors else None  # noqa: SIM401
+    from torch import Tensor
+
+    found = tensors[name] if name in tensors else None  # noqa: SIM401
+    return found if isinstance(found, Tensor) else None  # see _Tree.tensors
 
 
 def nested_tensors(value: object, depth: int) -> list[Tensor]:

@@ -103,6 +103,25 @@ def test_buffers_are_told_from_parameters(torch):
     assert found == {"parameters": 8 * MIB, "buffers": 8 * MIB + 512}
 
 
+def test_a_buffer_that_is_no_tensor_is_left_out(torch):
+    """A TensorDict of tensordict can be one; ``Module._apply`` converts whatever is there."""
+
+    class Tensors(dict):
+        def cuda(self, device=None):
+            return Tensors({key: each.cuda(device) for key, each in self.items()})
+
+    with recorded() as run:
+        model = torch.nn.Linear(WIDTH, WIDTH)
+        model._buffers["state"] = Tensors(mean=torch.zeros(WIDTH))
+        model.cuda()
+        model(torch.zeros(8, WIDTH, device="cuda"))
+        found = categories(run)
+        assert model.state["mean"].is_cuda
+        del model
+    assert found["parameters"] == PARAMETERS
+    assert "buffers" not in found
+
+
 def test_a_model_that_was_moved_there_and_never_called_is_known(torch):
     with recorded() as run:
         model = torch.nn.Linear(WIDTH, WIDTH).cuda()
