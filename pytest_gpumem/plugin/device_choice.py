@@ -104,6 +104,10 @@ def choice_of(config: pytest.Config) -> Choice:
             device.demanded = card
             config.add_cleanup(partial(setattr, device, "demanded", None))
         if settings.shown_always > device.shown_always:
+            # Values outside tests, too: files make tensors of a GPU while they are collected, as
+            # arguments of parametrize for example.
+            config.add_cleanup(partial(setattr, device.values, "initial", device.values.initial))
+            device.values.initial = settings.values
             config.add_cleanup(partial(device.show_always, device.shown_always))
             device.show_always(settings.shown_always)
     config.stash[CHOICE] = choice

@@ -150,6 +150,9 @@ class ItemHooks:
         If a file cannot be imported because torch lacks a shared library, add the reason why there
         is no virtual GPU.
         """
+        choice = self.config.stash.get(CHOICE, None)
+        if choice is not None and choice.device is not None and isinstance(collector, pytest.File):
+            choice.device.values.renew()  # a file's values do not depend on those before it
         report = yield
         if report.failed and "shared object" in report.longreprtext and CHOICE in self.config.stash:
             choice = self.config.stash[CHOICE]

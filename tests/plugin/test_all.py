@@ -65,6 +65,30 @@ def test_every_test_that_takes_memory_is_measured_and_the_others_are_left_alone(
     assert "allocated no memory" not in session.out
 
 
+AT_THE_TOP = """
+LARGE = torch.ones(4 << 20, device="cuda")
+IDS = torch.tensor([[0, 2]], device="cuda")
+CLASSES = torch.nn.functional.one_hot(IDS)
+
+@pytest.mark.parametrize("ids", [IDS])
+def test_values(ids):
+    assert ids.tolist() == [[0, 2]]
+
+def test_sizes():
+    assert CLASSES.shape == (1, 2, 3)
+
+def test_large():
+    assert LARGE.sum().item() == 4 << 20
+"""
+
+
+def test_tensors_that_a_file_makes_while_it_is_collected_have_values(suite):
+    for name in ("test_one", "test_two"):
+        suite.write(f"{name}.py", AT_THE_TOP)
+    assert suite.run("--gpumem-all").outcomes == {"passed": 6}
+    assert suite.run("--gpumem-all", "--gpumem-values=off").outcomes == {"failed": 6}
+
+
 def test_one_line_of_the_ini_file_does_it_and_a_planted_growth_fails(library, monkeypatch):
     library.write("pytest.ini", "[pytest]\ngpumem_all = true\n")
     library.run("--gpumem-update-baselines")
