@@ -245,3 +245,14 @@ def test_a_rank_is_not_run_again_alone_and_says_where_its_peak_is_from(second):
     assert session.outcomes == {"failed": 2, "passed": 1}
     assert "20.00 MiB other test_it.py:" in session.flat
     assert "it needs" not in session.flat
+
+
+@pytest.mark.parametrize("option", ["--collect-only", "--fixtures", "--fixtures-per-test"])
+def test_a_session_that_only_lists_waits_for_no_rank(suite, monkeypatch, tmp_path, option):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {"TORCHELASTIC_RUN_ID": "listing", **ranks}.items():
+        monkeypatch.setenv(name, value)
+    session = suite.run(option, source="def test_it(): pass")
+    assert session.ret == 0
+    assert [path.name for path in tmp_path.iterdir() if "pytest-gpumem" in path.name] == []

@@ -54,6 +54,8 @@ def test_every_operator_that_is_cudas_alone_is_listed():
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, operator = name.partition("::")
         kinds = (*KINDS, "CompositeExplicitAutogradNonFunctional")
+        if namespace.startswith("gpumem"):  # another test of this process defined it
+            continue
         on_host = namespace in ELSEWHERE or any(has_kernel(name, kind) for kind in kinds)
         if has_kernel(name, "CUDA") and not on_host:
             alone.add(NUMBER.sub("", operator.partition(".")[0]))
