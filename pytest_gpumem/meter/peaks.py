@@ -69,7 +69,8 @@ def without_few_pinned(peaks: Sequence[Peak]) -> tuple[Peak, ...]:
 class Highest:
     """The highest figures of a stretch of a step; each tuple has one item per device.
 
-    A new figure of which the highest counts is a field here, and in the methods.
+    A new figure of which the highest counts is a field here, and in the methods. They get the bytes
+    that were held beside; a figure that is not in bytes needs that in its own unit.
     """
 
     peaks: tuple[Peak, ...]
