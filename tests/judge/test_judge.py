@@ -11,9 +11,18 @@ from helpers.noted import noted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.judge.judge import judge
+from pytest_gpumem.judge.judge import judge, judge_left
 from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
-from pytest_gpumem.measurement import Attribution, Breakdown, OutOfMemory, Peak, PeakRange
+from pytest_gpumem.measurement import (
+    Attribution,
+    Breakdown,
+    Holder,
+    OutOfMemory,
+    Peak,
+    PeakRange,
+    Stayed,
+)
+from pytest_gpumem.notes import NoteKind
 from pytest_gpumem.relations import Bound, Relation
 from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib
 from pytest_gpumem.spec import MemorySpec
@@ -364,6 +373,28 @@ def test_a_lower_limit_is_held_to_the_least_of_a_range():
     assert "find the tensors that were expected: 5.00 MiB or more" in low.remedy
     assert not verdict("reserved", 70, 80).failed
     assert not verdict("held", 55, 60).failed  # ranges are of peaks
+
+
+def test_who_else_holds_what_was_left_is_told():
+    others = ("the hook of Net", "local variable best")
+    holders = (
+        Holder("global variable CACHE", 3 * MIB, 2),
+        Holder("attribute last of Net", 2 * MIB, 1, others, MIB),
+        Holder("global variable NETS", MIB, 1, others, MIB),
+    )
+    left = replace(measured((GIB, GIB)), left=(6 * MIB,), stayed=Stayed(0, 6 * MIB, (), holders))
+    before = judge(left, PLAIN, NOTHING, LENIENT)
+    verdict = judge_left(left, MemorySpec(max_leak_mib=1), before)
+    cache, last, nets = (note.text for note in verdict.notes if note.kind is NoteKind.HOLDER)
+    assert cache == "held by global variable CACHE: 3.00 MiB in 2 blocks"
+    assert last == (
+        "held by attribute last of Net: 2.00 MiB in 1 block, of which 1.00 MiB are also held by "
+        "the hook of Net and local variable best"
+    )
+    assert nets == (
+        "held by global variable NETS and the hook of Net and local variable best: 1.00 MiB in 1 "
+        "block, freed when all of them let go"
+    )
 
 
 def test_every_kind_has_a_rank_of_its_own():
