@@ -103,6 +103,11 @@ class ValueEngine:
         """Whether all values are computed, so that they are meaningful."""
         return True
 
+    @property
+    def lost_to_kernels(self) -> bool:
+        """Whether kernels that compute nothing, in any mode, made values unknown in this run."""
+        return False
+
     def compute(self, scope: Values) -> None:
         """Compute values from now on: within a test's budget ("auto"), all ("full") or none."""
 

@@ -32,6 +32,12 @@ NOT_COMPUTED = (
     'with `if gpu_memory.computes:` or use values="full" (--gpumem-values=full, for a program '
     "--values=full)"
 )
+LOST_TO_KERNELS = (
+    "the virtual GPU did not compute some values: kernels outside of PyTorch's operators ran "
+    "(TorchScript's fused code, a replayed CUDA graph, an extension), which compute none with "
+    'values="full" either; if this caused the error, guard this code with '
+    "`if gpu_memory.computes:`, or check these values on the CPU or on a real GPU"
+)
 NOT_COMPUTABLE = (
     "the virtual GPU did not compute some values, although it computed all that it can: "
     "TorchScript's fused code and CUDA graphs compute no values; check these values "
@@ -155,8 +161,10 @@ def _explain_values(run: Run, error: BaseException) -> None:
     compiled = any(note.kind is NoteKind.COMPILATION for note in measured.notes)
     if compiled and not of_values:
         reason = OF_COMPILED
+    elif values.all_computed:
+        reason = NOT_COMPUTABLE
     else:
-        reason = NOT_COMPUTABLE if values.all_computed else NOT_COMPUTED
+        reason = LOST_TO_KERNELS if values.lost_to_kernels else NOT_COMPUTED
     # This is what add_note() does in Python 3.11; from that version on pytest shows the notes.
     vars(error).setdefault("__notes__", []).append(
         f"{reason}; the peak before the failure was {format_size(measured.peak_allocated)} "

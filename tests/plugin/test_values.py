@@ -172,6 +172,37 @@ def test_a_failure_by_sizes_beside_compiled_code_says_how_to_compute_none(suite,
     assert "computes none" not in of_values
 
 
+FUSES = """
+@torch.jit.script
+def fused(x):
+    return (x.sigmoid() * x + 1).relu()
+
+def results(x):
+    return [fused(x).mean().item() for _ in range(4)]  # the first two runs profile
+
+@pytest.mark.gpu_memory
+def test_it():
+    x = torch.ones(8, device="cuda")
+    assert results(x)[-1] > 10
+
+@pytest.mark.gpu_memory
+def test_decides():
+    x = torch.ones(8, device="cuda")
+    if results(x)[-1] > 10:
+        pass
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="pytest shows notes from Python 3.11 on")
+@pytest.mark.parametrize("values", ["auto", "full"])
+def test_a_failure_after_fused_torchscript_names_it_in_every_mode(suite, values):
+    session = suite.run("-W", "ignore::FutureWarning", f"--gpumem-values={values}", source=FUSES)
+    assert session.outcomes == {"failed": 1, "passed": 1}, session.out
+    assert "TorchScript's fused code" in session.flat.split("short test summary")[0]
+    assert "or use values=" not in session.flat
+    assert session.flat.count("an extension) compute no values, and made all values") == 1
+
+
 def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assumed(suite):
     session = suite.run(source=ASSUMES)
     assert session.outcomes == {"passed": 6, "failed": 2}

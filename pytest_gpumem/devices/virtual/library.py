@@ -222,7 +222,10 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("open_for_writing", "is_known", "open_deferred"), (ctypes.c_bool, *_AT)),
     **dict.fromkeys(("forget", "fill_zeros"), (None, *_AT)),
     **dict.fromkeys(("defer", "deferred_at"), (_WORD, *_AT)),
-    **dict.fromkeys(("thread_writes", "value_budget", "largest_convolution", "launches"), (_WORD,)),
+    **dict.fromkeys(
+        ("thread_writes", "value_budget", "largest_convolution", "launches", "lost_to_kernels"),
+        (_WORD,),
+    ),
     **dict.fromkeys(("forget_contexts", "forget_managed_peak", "forget_allocator_events"), (None,)),
     **dict.fromkeys(("begin_apart", "count_operators", "forget_peak", "take_sizes"), (None, _INT)),
     **dict.fromkeys(("short_ways", "tell_assumed", "compute_values"), (None, _INT)),
@@ -302,6 +305,8 @@ class NativeLibrary:
     """sets the limits ``largest``, ``budget`` and ``backed`` of :class:`ValueLimits`"""
     value_budget: Callable[[], int]
     """returns how many bytes remain of the limit ``budget`` of :class:`ValueLimits`"""
+    lost_to_kernels: Callable[[], int]
+    """returns how often kernels outside of operators have made all values unknown"""
     short_ways: Callable[[int], None]
     """sets whether operators whose values are not computed bypass Python"""
     tell_assumed: Callable[[int], None]

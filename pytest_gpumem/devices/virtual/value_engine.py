@@ -68,6 +68,11 @@ class VirtualValues(ValueEngine):
         """See :attr:`pytest_gpumem.devices.base.ValueEngine.all_computed`."""
         return self._mode is not None and self._mode.host.full
 
+    @property
+    def lost_to_kernels(self) -> bool:
+        """See :attr:`pytest_gpumem.devices.base.ValueEngine.lost_to_kernels`."""
+        return self._mode is not None and self._mode.host.lost_to_kernels
+
     def compute(self, scope: Values) -> None:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.compute`."""
         if self._mode is not None:

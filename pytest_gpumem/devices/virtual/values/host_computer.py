@@ -106,21 +106,28 @@ class HostComputer:
         self.deferred = DeferredValues(library, self.values, self.computed, self._affords_sorting)
         self.assumptions = Assumptions()
         self.unknown = UnknownResults()
+        self._lost_before = library.lost_to_kernels()
         self._impossible: set[str] = set()
         """full names of operators that the CPU does not support"""
 
     def begin(self) -> None:
         """Reset what the last test left, except for known values."""
         self.unknown = UnknownResults()
+        self._lost_before = self._library.lost_to_kernels()
         self.values.refused = 0
         self.values.drop_stale()
         self.assumptions = Assumptions()
         self.renew()
 
+    @property
+    def lost_to_kernels(self) -> bool:
+        """Whether kernels outside of PyTorch's operators have made values unknown in this run."""
+        return self._library.lost_to_kernels() > self._lost_before
+
     def notes(self, *, decided: bool) -> list[str]:
         """Return sentences on unknown results; ``decided``: the step branched on unknown values."""
-        refused = self.values.refused + self.budget.refused
-        return self.unknown.notes(full=self.full, decided=decided, refused=refused)
+        refused, lost = self.values.refused + self.budget.refused, self.lost_to_kernels
+        return self.unknown.notes(full=self.full, decided=decided, refused=refused, lost=lost)
 
     def renew(self) -> None:
         """Reset the budget, and restart the sequence of assumed values, before a run."""

@@ -13,6 +13,11 @@ the limit"""
 MAX_NAMED: Final = 3
 """maximum number of operators that a note names"""
 
+FOREIGN_KERNELS: Final = (
+    "kernels outside of PyTorch's operators (TorchScript's fused code, a replayed CUDA graph, an "
+    "extension)"
+)
+
 
 @dataclass
 class UnknownResults:
@@ -27,13 +32,14 @@ class UnknownResults:
     captured: bool = False
     """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
 
-    def notes(self, *, full: bool, decided: bool, refused: int) -> list[str]:
+    def notes(self, *, full: bool, decided: bool, refused: int, lost: bool) -> list[str]:
         """Return sentences on unknown results.
 
         Args:
             full: whether all values were requested: then each unknown result is reported.
             decided: whether the step branched on unknown values.
             refused: bytes of results for which the host had no memory.
+            lost: whether kernels outside of PyTorch's operators have made values unknown.
         """
         sentences = []
         if full and self.failures:
@@ -59,6 +65,10 @@ class UnknownResults:
                 "a CUDA graph was captured: its replays compute no values, and make all "
                 "values on the device unknown (to have values, run the step without the "
                 "graph)"
+            )
+        elif lost and (full or decided):
+            sentences.append(
+                f"{FOREIGN_KERNELS} compute no values, and made all values on the device unknown"
             )
         if full and refused:
             sentences.append(

@@ -38,6 +38,7 @@ static _Atomic uint64_t largest_piece = SMALL_PIECE;
 static _Atomic uint64_t most_backed = BACKED_SMALL;
 static _Atomic uint64_t budget; /* bytes of larger pieces that may still be written */
 static _Atomic uint64_t lost;   /* unknown bytes that operators wrote */
+static _Atomic uint64_t lost_to_kernels; /* how often kernels outside of operators made all bytes unknown */
 
 static gm_intervals known;  /* in bytes */
 static gm_intervals backed; /* in pages that may use host memory */
@@ -203,8 +204,12 @@ void gm_forget_all(void) {
     if (nothing_known()) return;
     bool told = atomic_load_explicit(&computing, memory_order_relaxed) &&
                 atomic_load_explicit(&running_operators, memory_order_relaxed) > 0;
-    if (!told) forget_known();
+    if (told) return;
+    atomic_fetch_add_explicit(&lost_to_kernels, 1, memory_order_relaxed);
+    forget_known();
 }
+
+GM_API uint64_t gpumem_lost_to_kernels(void) { return atomic_load(&lost_to_kernels); }
 
 GM_API uint64_t gpumem_thread_writes(void) { return writes; }
 
