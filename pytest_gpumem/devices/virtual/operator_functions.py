@@ -117,6 +117,7 @@ class OperatorFunctions:
             "set_num_threads": torch.set_num_threads,
             "is_neg": torch.Tensor.is_neg,
             "function_modes": torch._C._len_torch_function_stack,
+            "dispatch": torch.Tensor.__torch_dispatch__,
         }
         c10 = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libc10.so"))
         pointers = ctypes.cast(c10[_EXCLUDE], ctypes.c_void_p).value, *_exchanging_functions()

@@ -31,16 +31,21 @@ def is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor is a plain strided one, on a device with memory.
 
     A wrapper subclass (DTensor, a fake tensor) has no values of its own: the tensors that it wraps
-    pass through the dispatcher themselves.
+    pass through the dispatcher themselves. Any other subclass has (MONAI's MetaTensor).
     """
     return (
-        type(tensor) in PLAIN
+        (type(tensor) in PLAIN or _is_no_wrapper(tensor))
         and tensor.layout is torch.strided
         and not tensor.is_meta
         and not tensor._is_zerotensor()
         and not tensor.is_quantized
         and not tensor.is_nested
     )
+
+
+def _is_no_wrapper(tensor: Tensor) -> bool:
+    dispatches = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return not dispatches and not torch.nn.parameter.is_lazy(tensor)  # which has no memory yet
 
 
 COMPRESSED: Final = {

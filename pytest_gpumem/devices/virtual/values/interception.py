@@ -15,13 +15,14 @@ import ctypes
 import functools
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from gc import disable, enable, isenabled
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch._subclasses.functional_tensor
 import torch.fx.experimental.proxy_tensor  # these two import the modes of TRACERS
+from torch._C import DisableTorchFunctionSubclass
 
 from pytest_gpumem.devices.virtual.values.before_torch_2_13 import LATE, around, fallback, passed
 from pytest_gpumem.devices.virtual.values.dispatch_keys import (
@@ -172,7 +173,8 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
             return _without_none(traits.op._op(*args, **kwargs))
     # Objects created here would make Python's garbage collector run earlier than on a GPU. Other
     # libraries' operators may run Python code of their own.
-    collects = isenabled() and traits.op.namespace == "aten"
+    is_own = traits.op.namespace == "aten"
+    collects = is_own and isenabled()
     if collects:
         disable()
     try:
@@ -181,7 +183,8 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
             if place < len(args) and type(args[place]) in TYPES_OF_NUMBERS:
                 args = _tensors_of_numbers(traits.tensors, args)
                 break
-        with Without(KEYS):
+        # A subclass's own methods are for the program: C++ calls operators on saved tensors, too.
+        with Without(KEYS), DisableTorchFunctionSubclass() if is_own else nullcontext():
             return _without_none(run(OperatorCall(traits, args, kwargs)))
     except BaseException as error:
         # This frame is in the error's traceback, which must not keep tensors alive.

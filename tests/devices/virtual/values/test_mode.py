@@ -195,6 +195,40 @@ def test_subclasses_that_wrap_tensors_are_computed_inside():
 
 
 @pytest.mark.usefixtures("mode")
+def test_subclasses_that_wrap_nothing_have_values_and_their_own_methods_are_not_called_for_them():
+    import torch
+
+    called = []
+
+    class Named(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            called.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    def results(x):
+        parts = [x[i : i + 2] for i in (0, 2)]
+        y = x.clone()
+        y.mul_(2).add_(parts[0].sum())
+        y[1] = 7
+        z = x.as_subclass(torch.Tensor).clone()
+        z.copy_(y)
+        x.requires_grad_()
+        (x * x * x).sum().backward()
+        given = torch.stack(parts), torch.cat(parts), y, z, x.sort(descending=True)[0], x.grad
+        return given, x[x > 1], x.detach().unique(), torch.nn.Parameter(x.detach()) + 1, x.max()
+
+    x = torch.arange(4.0).as_subclass(Named)
+    expected = torch.utils._pytree.tree_leaves(results(x))
+    seen = [*called]
+    called.clear()
+    taken = torch.utils._pytree.tree_leaves(results(x.detach().cuda()))
+    assert called == ["detach", "cuda", *seen]
+    assert [type(tensor) for tensor in taken] == [type(tensor) for tensor in expected]
+    assert [tensor.tolist() for tensor in taken] == [tensor.tolist() for tensor in expected]
+
+
+@pytest.mark.usefixtures("mode")
 def test_a_users_own_mode_sees_each_operator_once_and_values_are_computed_once():
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -29,6 +29,7 @@ static struct {
     object get_num_threads, set_num_threads; /* of the host */
     object is_neg; /* whether a tensor is lazily negated, as imaginary parts may be */
     object function_modes; /* returns how many of the program's function modes are active: a default device is one */
+    object dispatch;       /* Tensor.__torch_dispatch__: a subclass that does not replace it is no wrapper */
 } torch;
 static struct {
     int (*export)(object tensor, void *dltensor); /* NULL: this PyTorch has none */
@@ -169,12 +170,23 @@ static bool is_number(object value) {
     return type == &PyLong_Type || type == &PyBool_Type || type == &PyFloat_Type || type == &PyComplex_Type;
 }
 
+/* Whether a tensor is of a subclass that wraps no other: it has values, and its class may replace any method of Python's. */
+static bool has_own_class(object value) {
+    object type = type_of(value);
+    if (!PyType_IsSubtype(type, torch.tensor)) return false;
+    object dispatch = PyObject_GetAttrString(type, "__torch_dispatch__");
+    if (dispatch) Py_DecRef(dispatch);
+    else PyErr_Clear();
+    return dispatch == torch.dispatch;
+}
+
 static void note_argument(object value, void *data) {
     arguments *seen = data;
     extent it;
     place where = look(value, &it);
     if (where == NO_TENSOR) {
         seen->any_number |= seen->is_tensor && is_number(value);
+        seen->odd |= has_own_class(value);
         return;
     }
     if (where == ODD) {
@@ -829,7 +841,7 @@ static PyMethodDef FUNCTIONS[] = {
 /* Returns the functions above by name. Takes Python's objects by name, and functions of PyTorch. */
 GM_API object gpumem_operator_functions(object given, uint64_t excluded_key, void *exclude_key, void *export, void *import) {
     static const char *const NAMES[] = {"tensor", "parameter", "buffer", "device", "generator", "describe", "finish", "large",
-                                        "affords", "refund", "get_num_threads", "set_num_threads", "is_neg", "function_modes"};
+                                        "affords", "refund", "get_num_threads", "set_num_threads", "is_neg", "function_modes", "dispatch"};
     static_assert(sizeof NAMES / sizeof *NAMES == sizeof torch / sizeof(object), "a name for each");
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++)
         ((object *)&torch)[i] = new_reference(PyDict_GetItemString(given, NAMES[i]));
