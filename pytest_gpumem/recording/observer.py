@@ -98,6 +98,8 @@ class Observer:
         """classes that normalize over a whole batch"""
         self._plain = {torch.Tensor, torch.nn.Parameter}
         """classes that wrap no other tensors"""
+        self._bypassed = torch._C.DisableTorchFunctionSubclass
+        """context in which ``__torch_function__`` of subclasses is not called; some raise"""
         self._lazy = torch.nn.UninitializedParameter
         """parameters of lazy modules, which get memory in the first call"""
 
@@ -294,8 +296,9 @@ class Observer:
         if names != seen_names or not all(map(is_, map(weakref.ref.__call__, tensors), parameters)):
             for parameter, name in zip(parameters, names, strict=True):
                 self._parameters[id(parameter)] = (weakref.ref(parameter), name)
-                if parameter.device.type == self._recording.device_type:
-                    self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
+                with self._bypassed():
+                    if parameter.device.type == self._recording.device_type:
+                        self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
             self._last_seen = [*map(weakref.ref, parameters)], names
         self._sweep("parameters", parameters, names)
 

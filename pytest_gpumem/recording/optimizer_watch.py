@@ -115,13 +115,14 @@ class OptimizerWatch:
             return
         if self._after_step is not None and not around:
             self._after_step(optimizer)
-        with Uncounted():
+        import torch
+
+        # Some subclasses' own __torch_function__ raises, or records each call.
+        with Uncounted(), torch._C.DisableTorchFunctionSubclass():
             without_gradient = bytes_without_gradient(optimizer)
             progress.steps += 1
             progress.bytes_without_gradient = max(progress.bytes_without_gradient, without_gradient)
             if progress.fresh and progress.steps == 1:
-                import torch
-
                 progress.state_bytes = sum(
                     part.nbytes
                     for state in optimizer.state.values()

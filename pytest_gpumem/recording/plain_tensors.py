@@ -43,11 +43,15 @@ def gradients_of(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
     """Return each tensor's ``.grad``, or None.
 
     A non-leaf tensor without ``retain_grad`` gets None: PyTorch warns if its ``.grad`` is read.
+    ``__torch_function__`` of subclasses is bypassed: that of PyTorch's ExpandedWeight raises.
     """
-    return [
-        tensor.grad if tensor is not None and (tensor.is_leaf or tensor.retains_grad) else None
-        for tensor in tensors
-    ]
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        return [
+            tensor.grad if tensor is not None and (tensor.is_leaf or tensor.retains_grad) else None
+            for tensor in tensors
+        ]
 
 
 def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:
@@ -77,10 +81,11 @@ def live_tensors() -> list[Tensor]:
     import torch
 
     # type(), not isinstance: isinstance reads __class__, which makes a lazy object load itself.
-    tensors = [
-        candidate
-        for candidate in gc.get_objects()
-        if issubclass(type(candidate), torch.Tensor)
-        and candidate.device.type == VIEW.backend.device_type
-    ]
+    with torch._C.DisableTorchFunctionSubclass():
+        tensors = [
+            candidate
+            for candidate in gc.get_objects()
+            if issubclass(type(candidate), torch.Tensor)
+            and candidate.device.type == VIEW.backend.device_type
+        ]
     return [tensor for tensor in tensors if place_of(tensor)[1]]

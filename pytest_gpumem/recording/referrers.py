@@ -188,11 +188,14 @@ class _Search:
 
     def _refer(self, key: Key, tensor: Tensor, pending: list[Any]) -> None:
         """Add edges to a tensor's storage, its gradient and the node that made it."""
-        is_measured = tensor.device.type == VIEW.backend.device_type
-        if is_measured and (place := place_of(tensor)) in self._blocks:
+        import torch
+
+        with torch._C.DisableTorchFunctionSubclass():  # some subclasses' own raises
+            device, node = tensor.device.type, tensor.grad_fn
+        if device == VIEW.backend.device_type and (place := place_of(tensor)) in self._blocks:
             self._edge(key, place)
-        if tensor.grad_fn is not None:
-            self._edge(key, self._node(tensor.grad_fn, pending))
+        if node is not None:
+            self._edge(key, self._node(node, pending))
         gradient = gradient_of(tensor)
         if gradient is not None:
             of_gradient = (_GRADIENT, id(tensor))

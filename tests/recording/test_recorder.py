@@ -158,6 +158,33 @@ def test_parameters_that_a_forward_has_used_can_be_swapped(torch, request):
         assert {parameter.dtype for parameter in net.parameters()} == {torch.float16}
 
 
+def test_methods_of_a_programs_tensors_are_not_called(torch):
+    """As PyTorch's ExpandedWeight, which raises for functions that it does not know."""
+    called = []
+
+    class Parameter(torch.nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            called.append(func.__name__)
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+    def step(device):
+        net = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()).to(device)
+        net[0].weight = Parameter(net[0].weight.detach())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, foreach=False)
+        called.clear()
+        net(torch.ones(2, WIDTH, device=device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return [*called]
+
+    expected = step("cpu")
+    assert "linear" in expected
+    with recorded():
+        assert step("cuda") == expected
+
+
 @pytest.mark.parametrize("where", ["around", "inside", "nowhere"])
 def test_autocast_is_noted_around_a_module_and_inside(torch, where):
     class Casting(torch.nn.Module):
