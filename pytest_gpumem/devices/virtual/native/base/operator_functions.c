@@ -841,7 +841,8 @@ static PyMethodDef FUNCTIONS[] = {
 /* Returns the functions above by name. Takes Python's objects by name, and functions of PyTorch. */
 GM_API object gpumem_operator_functions(object given, uint64_t excluded_key, void *exclude_key, void *export, void *import) {
     static const char *const NAMES[] = {"tensor", "parameter", "buffer", "device", "generator", "describe", "finish", "large",
-                                        "affords", "refund", "get_num_threads", "set_num_threads", "is_neg", "function_modes", "dispatch"};
+                                        "affords", "refund", "get_num_threads", "set_num_threads", "is_neg", "function_modes",
+                                        "dispatch"};
     static_assert(sizeof NAMES / sizeof *NAMES == sizeof torch / sizeof(object), "a name for each");
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++)
         ((object *)&torch)[i] = new_reference(PyDict_GetItemString(given, NAMES[i]));
