@@ -64,7 +64,7 @@ class NoteKind(str, Enum):
     STREAMS = "streams", Severity.FIGURE
     """tensors that other streams or collectives use: a GPU may keep them longer"""
     PINNED_COPIES = "pinned copies", Severity.FIGURE
-    """pinned memory that a GPU may keep until its copy is done"""
+    """pinned memory of which a GPU may keep more: until a copy is done, or before it is written"""
     COMPILATION = "compilation", Severity.FIGURE
     """compiled code: a GPU chooses some kernels by timing, so that some figures are less certain"""
     TIMING = "timing", Severity.FIGURE

@@ -175,7 +175,7 @@ def _unwritten_pinned(case: Judged) -> list[Note]:
         "the limit on host memory may hold only because pinned memory was not written: on a GPU, "
         f"peak host memory is at most {format_size(most)}"
     )
-    return [Note(NoteKind.LIMIT, sentence)]
+    return [Note(NoteKind.PINNED_COPIES, sentence)]
 
 
 def _updatable(case: Judged, verdict: Verdict, purpose: str) -> Verdict:

@@ -40,7 +40,7 @@ def child_measurements(
 
     Each rank is a part, and all other processes together are one; a process may have further parts
     of its own. A part has the devices that its processes used, each with the highest peak of one
-    process. The test's limits apply to each part.
+    process. Of the test's limits, those of ``_LIMITS_OF_CHILDREN`` apply to each part.
     """
     parts: dict[str, dict[int, tuple[Peak, Attribution | None]]] = {}
     for child in children:
