@@ -209,7 +209,7 @@ def test_products_of_even_sizes_have_no_range(sessions):
 def test_a_range_takes_the_place_of_the_warnings(sessions):
     kinds = sessions["cold"][nodeid("training")]["measurement"]["note_kinds"]
     assert "timing" not in kinds
-    assert "workspaces" in kinds
+    assert "range" in kinds
 
 
 def test_what_is_compiled_in_a_warm_up_has_no_range(sessions):
