@@ -95,7 +95,9 @@ def test_computed_values_move_no_pass(passes_of):
     expected = passes_of["off"]
     assert {generation for _, generation in expected} >= {0, 1}
     for values in ("full", "auto"):
-        seen = passes_of[values]
+        # A pass that comes a step earlier may be one more at the end.
+        seen = passes_of[values][: len(expected)]
+        assert len(passes_of[values]) <= len(expected) + 1
         assert [generation for _, generation in seen] == [generation for _, generation in expected]
         early = [later - step for (later, _), (step, _) in zip(expected, seen, strict=True)]
         assert set(early) <= {0, 1}
