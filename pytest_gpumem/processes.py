@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 
 def is_running(pid: object) -> bool:
     """Return whether a process runs, and is no zombie; False for what is no process id.
 
-    Without ``/proc``, zombies count as running; on Windows no process does.
+    Without ``/proc``, zombies count as running; on Windows every process does.
     """
     if not isinstance(pid, int) or pid <= 0:
         return False
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        if sys.platform != "win32":  # where signal 0 is Ctrl-C
-            with suppress(OSError):
-                os.kill(pid, 0)
-                return True
-        return False
+        return sys.platform == "win32" or _takes_signals(pid)  # there, signal 0 is Ctrl-C
     return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+def _takes_signals(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # another user's
+        return True
+    except OSError:
+        return False
+    return True
