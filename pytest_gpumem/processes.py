@@ -17,7 +17,7 @@ def is_running(pid: object) -> bool:
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return sys.platform == "win32" or _takes_signals(pid)  # there, signal 0 is Ctrl-C
+        return sys.platform == "win32" or _takes_signals(pid)  # where signal 0 is Ctrl-C
     return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 

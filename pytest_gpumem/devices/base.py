@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from pytest_gpumem.backend import CUDA, Backend
 
@@ -93,6 +93,13 @@ class Alternatives(NamedTuple):
     memory"""
     pinned_early: bool = False
     """whether pinned memory was free again before a GPU may have finished copying it"""
+
+
+FOREIGN_KERNELS: Final = (
+    "kernels outside of PyTorch's operators (TorchScript's fused code, a replayed CUDA graph, an "
+    "extension)"
+)
+"""kernels that compute no values on the virtual GPU, in reports"""
 
 
 class ValueEngine:

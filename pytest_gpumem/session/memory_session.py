@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.baselines.store import BaselineStore
+from pytest_gpumem.devices.base import FOREIGN_KERNELS
 from pytest_gpumem.errors import DeviceError, GpuMemError
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.notes import NoteKind
@@ -33,9 +34,8 @@ NOT_COMPUTED = (
     "--values=full)"
 )
 LOST_TO_KERNELS = (
-    "the virtual GPU did not compute some values: kernels outside of PyTorch's operators ran "
-    "(TorchScript's fused code, a replayed CUDA graph, an extension), which compute none with "
-    'values="full" either; if this caused the error, guard this code with '
+    f"the virtual GPU did not compute some values: {FOREIGN_KERNELS} compute none, not "
+    'even with values="full"; if this caused the error, guard this code with '
     "`if gpu_memory.computes:`, or check these values on the CPU or on a real GPU"
 )
 NOT_COMPUTABLE = (

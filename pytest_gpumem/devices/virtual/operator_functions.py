@@ -46,8 +46,7 @@ class OperatorFlags(enum.IntFlag):
     """its second argument is a list of indices: masks, whose true elements determine the size of
     the result, or integers, which do not"""
     CHANGES = 2048
-    """it bypasses Python only if the values that it overwrites are known: it is then computed
-    natively"""
+    """it overwrites values; if these are known, it bypasses Python and is computed natively"""
     RETURNS = 4096
     """it returns new tensors besides what it writes"""
     SCATTERS = 8192

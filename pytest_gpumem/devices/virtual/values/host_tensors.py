@@ -34,7 +34,7 @@ def is_plain(tensor: Tensor) -> bool:
     pass through the dispatcher themselves. Any other subclass has (MONAI's MetaTensor).
     """
     return (
-        (type(tensor) in PLAIN or _is_no_wrapper(tensor))
+        (type(tensor) in PLAIN or _holds_memory_itself(tensor))
         and tensor.layout is torch.strided
         and not tensor.is_meta
         and not tensor._is_zerotensor()
@@ -43,9 +43,10 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
-def _is_no_wrapper(tensor: Tensor) -> bool:
-    dispatches = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
-    return not dispatches and not torch.nn.parameter.is_lazy(tensor)  # which has no memory yet
+def _holds_memory_itself(tensor: Tensor) -> bool:
+    """Return whether a tensor of a subclass wraps no other, and is no lazy module's parameter."""
+    is_wrapper = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return not is_wrapper and not torch.nn.parameter.is_lazy(tensor)
 
 
 COMPRESSED: Final = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from pytest_gpumem.devices.base import FOREIGN_KERNELS
 from pytest_gpumem.sizes import format_size
 
 SHARE_OF_HOST: Final = 0.5
@@ -12,11 +13,6 @@ SHARE_OF_HOST: Final = 0.5
 the limit"""
 MAX_NAMED: Final = 3
 """maximum number of operators that a note names"""
-
-FOREIGN_KERNELS: Final = (
-    "kernels outside of PyTorch's operators (TorchScript's fused code, a replayed CUDA graph, an "
-    "extension)"
-)
 
 
 @dataclass
