@@ -12,7 +12,7 @@ from pytest_gpumem.errors import GpuMemError, SpecError, is_own_error
 from pytest_gpumem.fit.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.fit.search import Largest, Probe, Search
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory
-from pytest_gpumem.meter.peaks import fullest
+from pytest_gpumem.meter.peaks import fullest, reported
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.recording import Recorded
 from pytest_gpumem.sizes import duration, format_size, shown
@@ -140,7 +140,7 @@ class Prober:
         for size in sizes:
             probe, tally = self._run(step, size, record=True)
             index = tally.peaks.index(max(tally.peaks, key=lambda peak: peak.allocated))
-            foreign = self.meter.isolation.kept_foreign[index:]
+            foreign = reported(self.meter.isolation.kept_foreign[index:])
             windows, peaks = {"": tally.windows}, {"": tally.peaks[index:]}
             devices = self.meter.devices[index:]
             recorded = Recorded(tally.recording, devices, foreign, windows, peaks)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import settle
-from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus, plus
+from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, Held, minus, plus
 from pytest_gpumem.meter.pins import FINDER, Pins, has_gaps
 from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.meter.reading import PINNED, Reading
@@ -57,22 +55,18 @@ class Isolation:
             active, first = pinned.active["current"], self.kept_foreign[0]
             if active < first.pinned:  # foreign pinned memory was freed
                 self._pinned_lost += first.pinned - active
-                self.kept_foreign[0] = replace(first, pinned=active)
+                self.kept_foreign[0] = first._replace(pinned=active)
         return Reading.of(all_stats, self._others())
 
-    def _others(self) -> list[Peak]:
+    def _others(self) -> list[Held]:
         """Return the memory that is not the step's own: foreign memory and the plugs."""
-        plugs = (Peak(size, 0) for size in self.plugs.sizes)
-        return list(map(plus, self.kept_foreign, plugs))
+        return list(map(plus, self.kept_foreign, map(Held.blocks, self.plugs.sizes)))
 
     @property
-    def foreign(self) -> list[Peak]:
+    def foreign(self) -> list[Held]:
         """Foreign memory that is still referenced, without what the step has freed."""
-        released = self._pins.released_by_device()
-        return [
-            minus(kept, Peak(nbytes, 0))
-            for kept, nbytes in zip(self.kept_foreign, released, strict=True)
-        ]
+        released = map(Held.blocks, self._pins.released_by_device())
+        return list(map(minus, self.kept_foreign, released))
 
     def separate(self, *, count_held: bool) -> None:
         """Treat the memory held now as foreign; the devices must be settled.
@@ -95,10 +89,10 @@ class Isolation:
         self._pins.stop()
         self.plugs.release()
 
-    def adopt(self, peaks: Sequence[Peak], blocks: Collection[tuple[int, int]]) -> None:
+    def adopt(self, held: Sequence[Held], blocks: Collection[tuple[int, int]]) -> None:
         """Count memory that was foreign as the step's own from now on."""
-        self.initial_foreign = list(map(minus, self.initial_foreign, peaks))
-        self.kept_foreign = list(map(minus, self.kept_foreign, peaks))
+        self.initial_foreign = list(map(minus, self.initial_foreign, held))
+        self.kept_foreign = list(map(minus, self.kept_foreign, held))
         self._pins.adopt(blocks)
 
     def is_foreign(self, place: tuple[int, int]) -> bool:
@@ -163,7 +157,7 @@ class Isolation:
         if self._pins.ranges:
             held, reserved = self._pins.still_held(), self._pins.still_reserved()
             pinned = (foreign.pinned for foreign in before)
-            self.kept_foreign = list(map(Peak, held, reserved, pinned))
+            self.kept_foreign = list(map(Held, held, reserved, pinned, held))
         return before != self.kept_foreign
 
     def see_lost(self) -> bool:
@@ -171,10 +165,7 @@ class Isolation:
         if not self._pins.any_loose:
             return False
         lost = self._pins.lose(self.blocks())
-        self.kept_foreign = [
-            minus(kept, Peak(nbytes, 0))
-            for kept, nbytes in zip(self.kept_foreign, lost, strict=True)
-        ]
+        self.kept_foreign = list(map(minus, self.kept_foreign, map(Held.blocks, lost)))
         return any(lost)
 
     @property
@@ -182,8 +173,8 @@ class Isolation:
         """Whether foreign memory may have changed the bytes that the step reserved."""
         return self._divided or self.plugs.unfilled
 
-    def notes(self, peaks: Sequence[Peak]) -> list[Note]:
-        """Return notes about inexact figures; ``peaks`` are the step's, one per device."""
+    def notes(self, peaks: Sequence[Held]) -> list[Note]:
+        """Return notes about inexact figures; ``peaks`` are the step's highest, one per device."""
         sentences = self._pins.notes()
         on_reserved = []
         unlisted = sum(peak.allocated for peak in self.initial_foreign)
@@ -219,7 +210,7 @@ class Isolation:
             *notes_of(NoteKind.EARLIER_SEGMENTS, on_reserved),
         ]
 
-    def own_of(self, held: Peak, device: int) -> Peak:
+    def own_of(self, held: Held, device: int) -> Held:
         """Return the step's own part of the memory ``held``; all of it on a device not measured."""
         if device not in self.devices:
             return held

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.memory_cap import kept_fractions
 from pytest_gpumem.devices.torch_import import hide_from_compiler
-from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
+from pytest_gpumem.measurement import DeviceInfo, Measurement
 from pytest_gpumem.meter.allocator import (
     SWITCHED_OFF,
     collect_all,
@@ -32,8 +32,9 @@ from pytest_gpumem.meter.peaks import (
     NOTHING,
     CompilerMemory,
     Tally,
+    fullest,
     outside,
-    without_few_pinned,
+    reported,
 )
 from pytest_gpumem.meter.room import Room
 from pytest_gpumem.meter.step_recording import StepRecording
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.memory_use import UseWatch
-    from pytest_gpumem.measurement import DeviceUse, OutOfMemory, PinnedCount
-    from pytest_gpumem.meter.peaks import Highest
+    from pytest_gpumem.measurement import DeviceUse, OutOfMemory, Peak, PinnedCount
+    from pytest_gpumem.meter.peaks import Held, Highest
     from pytest_gpumem.meter.reading import Reading
     from pytest_gpumem.recording.recording import Known, Recording
 
@@ -107,7 +108,7 @@ class Meter:
         self._optimizers = OptimizerWatch(
             partial(Meter._before_step, meter),
             partial(Meter._after_step, meter),
-            lambda: max(peak.allocated for peak in meter._whole.peaks),
+            lambda: fullest(meter._whole.highest.all).allocated,
         )
         self._stepping = False
         """whether an optimizer's step is running; stays True if an error ended that step"""
@@ -196,8 +197,8 @@ class Meter:
 
     # -- reading --
 
-    def counted(self) -> list[Peak]:
-        """Return the step's own memory now, one Peak per device."""
+    def counted(self) -> list[Held]:
+        """Return the step's own memory now, one item per device."""
         return list(self.isolation.read().own_held)
 
     def requested(self) -> list[int]:
@@ -277,7 +278,7 @@ class Meter:
         reset_peaks(self.devices)
         self._use.forget()
 
-    def _resume(self, held: Sequence[Peak], inner: Tally) -> None:
+    def _resume(self, held: Sequence[Held], inner: Tally) -> None:
         """Resume after a nested meter, adding its peaks to the memory held before it."""
         self._forget_peaks()
         for tally in self._open:
@@ -286,12 +287,12 @@ class Meter:
     def peaks(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks so far, one per device."""
         self.note()
-        return without_few_pinned(self._whole.peaks)
+        return self._whole.peaks
 
     def passes(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks outside of optimizer steps, one per device."""
         self.note()
-        return self._whole.highest.passes
+        return reported(self._whole.highest.passes)
 
     # -- parts, and runs apart --
 
@@ -308,7 +309,7 @@ class Meter:
             self.note()
             self._open.remove(tally)
             tally.ends = tally.start, self.counted()
-            tally.notes = self.isolation.notes(tally.peaks)
+            tally.notes = self.isolation.notes(tally.highest.all)
             tally.windows.append(Span(began, now()))
 
     @contextmanager
@@ -358,7 +359,7 @@ class Meter:
         else:
             self.fold()
             span = Span(began, now())
-            self._compiler.add(span, tally.peaks, before, self.counted())
+            self._compiler.add(span, tally.highest, before, self.counted())
         finally:
             self._open = open_tallies
 
@@ -398,12 +399,12 @@ class Meter:
             await_autograd()
             self.settle_again()
 
-    def adopt(self, peaks: Sequence[Peak], known: Known) -> None:
-        """Count foreign memory, one Peak per device, as the step's own from now on."""
-        if all(peak == NOTHING for peak in peaks):
+    def adopt(self, held: Sequence[Held], known: Known) -> None:
+        """Count foreign memory, one item per device, as the step's own from now on."""
+        if all(memory == NOTHING for memory in held):
             return
         self.fold()
-        self.isolation.adopt(peaks, known.keys())
+        self.isolation.adopt(held, known.keys())
         self.room.follow_foreign()
         self.recording.reuse(known)
 
@@ -478,9 +479,9 @@ class Meter:
             own += self._use.notes(use, self.info.name, max(peaks, default=0))
             if self._left_off or is_switched_off():
                 own.append(SWITCHED_OFF)
-            own += [*self.isolation.notes(self._whole.peaks), *DROPOUT.notes]
+            own += [*self.isolation.notes(self._whole.highest.all), *DROPOUT.notes]
             own += notes_of(NoteKind.GARBAGE, self._garbage.notes(peaks))
-            own += notes_of(NoteKind.COMPILATION, self._compiler.notes(self._whole.peaks))
+            own += notes_of(NoteKind.COMPILATION, self._compiler.notes(self._whole.highest))
         if out_of_memory is not None and not WATCH.observes:
             text = (
                 f"{VIEW.backend.title} does not tell what was allocated when it refused the "
@@ -498,7 +499,7 @@ class Meter:
         if ended and WATCH.count:
             text = f"the step caught {WATCH.count} out-of-memory error(s) itself"
             own.append(Note(NoteKind.RUN, text))
-        own_peaks = without_few_pinned((tally or self._whole).peaks)
+        own_peaks = (tally or self._whole).peaks
         if any(peak.pinned for peak in own_peaks) and self.device.alternatives().pinned_early:
             own.append(PINNED_EARLY)
         pinned_count: PinnedCount = "by time" if LOOPS.begun > self._loops_before else "counted"
@@ -506,13 +507,13 @@ class Meter:
             device=self.info,
             provenance=provenance(self.info),
             peaks=own_peaks,
-            held=without_few_pinned(self.isolation.initial_foreign),
-            retained=without_few_pinned(retained),
+            held=reported(self.isolation.initial_foreign),
+            retained=reported(retained),
             alloc_retries=self._retries(reading),
             segments=reading.segments,
             out_of_memory=out_of_memory,
             notes=tuple(own),
-            began=tuple(tally.start) if tally else (),
+            began=reported(tally.start) if tally else (),
             garbage=self._garbage.most if whole else 0,
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),

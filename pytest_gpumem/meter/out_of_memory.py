@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from pytest_gpumem.measurement import Peak
+    from pytest_gpumem.meter.peaks import Held
 
 _TRIED = re.compile(r"(?:Tried|Failed) to allocate ([0-9.]{1,20} \w{1,5})\b")
 _DEVICE = re.compile(r"\b(?:GPU|device) ([0-9]{1,3})\b")
@@ -34,7 +34,7 @@ class Refusal:
 
     device: int
     requested: int | None
-    held: Peak | None
+    held: Held | None
     """the step's memory at that moment; None if the observer did not run"""
 
 
@@ -46,12 +46,12 @@ class OutOfMemoryWatch:
     names_device = True
     """whether the last error that was read named its device"""
     _refusals: list[Refusal]
-    _own: Callable[[Peak, int], Peak]
+    _own: Callable[[Held, int], Held]
 
     def __init__(self) -> None:
         self._refusals = []
 
-    def start(self, own: Callable[[Peak, int], Peak] = lambda held, _device: held) -> None:
+    def start(self, own: Callable[[Held, int], Held] = lambda held, _device: held) -> None:
         """Forget earlier errors; ``own`` returns the step's part of a device's memory."""
 
         def observe(device: int, requested: int, _limit: int, _free: int) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from typing import TYPE_CHECKING, Final
+from functools import reduce
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.recording.allocator_log import SEGMENT
@@ -24,65 +24,79 @@ if TYPE_CHECKING:
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recording
 
-NOTHING: Final = Peak(0, 0)
 MIN_PINNED: Final = MIB
 """Less pinned memory is ignored: PyTorch itself pins a little, for ``Tensor.item()`` say."""
 MIN_SHARE: Final = 1000
 """Ignore compiler leftovers below 1/N of the peak: they are within the default tolerance."""
 
 
-def plus(left: Peak, right: Peak) -> Peak:
-    """Add two peaks, figure by figure."""
-    return _each(operator.add, left, right)
+class Held(NamedTuple):
+    """What one device holds at a moment, or the highest of each figure in a stretch of a step.
+
+    A new figure is a field here, read in ``meter/reading.py``: it is added, subtracted and compared
+    with the others.
+    """
+
+    allocated: int = 0
+    reserved: int = 0
+    pinned: int = 0
+    """pinned host memory of the whole process; set for the first of a test's devices only"""
+    active: int = 0
+    """bytes of blocks in use, including freed ones that wait for a stream"""
+
+    @classmethod
+    def blocks(cls, nbytes: int) -> Held:
+        """Return the figures of blocks in segments that are counted elsewhere."""
+        return cls(allocated=nbytes, active=nbytes)
 
 
-def minus(left: Peak, *others: Peak) -> Peak:
+NOTHING: Final = Held()
+
+
+def plus(left: Held, right: Held) -> Held:
+    """Add figure by figure."""
+    return Held(*map(operator.add, left, right))
+
+
+def minus(left: Held, *others: Held) -> Held:
     """Subtract ``others`` figure by figure, with zero as the minimum."""
-    less = partial(_each, lambda mine, other: max(0, mine - other))
-    return reduce(less, others, left)
+    return reduce(lambda rest, other: Held(*map(_at_least_zero, rest, other)), others, left)
 
 
-def maximum(left: Peak, right: Peak) -> Peak:
+def _at_least_zero(left: int, right: int) -> int:
+    return max(0, left - right)
+
+
+def maximum(left: Held, right: Held) -> Held:
     """Return the larger value of each figure."""
-    return _each(max, left, right)
+    return Held(*map(max, left, right))
 
 
-def _each(combine: Callable[[int, int], int], left: Peak, right: Peak) -> Peak:
-    return Peak(
-        combine(left.allocated, right.allocated),
-        combine(left.reserved, right.reserved),
-        combine(left.pinned, right.pinned),
-    )
-
-
-def fullest(peaks: Sequence[Peak]) -> Peak:
+def fullest(peaks: Sequence[Peak | Held]) -> Peak:
     """Return the largest of each figure over the devices, without pinned memory."""
     return Peak(max(peak.allocated for peak in peaks), max(peak.reserved for peak in peaks))
 
 
-def without_few_pinned(peaks: Sequence[Peak]) -> tuple[Peak, ...]:
-    """Return the peaks with pinned memory below MIN_PINNED set to zero."""
-    return tuple(replace(peak, pinned=0) if peak.pinned < MIN_PINNED else peak for peak in peaks)
+def reported(held: Sequence[Held]) -> tuple[Peak, ...]:
+    """Return the figures for a measurement: pinned memory below MIN_PINNED is zero."""
+    return tuple(
+        Peak(one.allocated, one.reserved, one.pinned if one.pinned >= MIN_PINNED else 0)
+        for one in held
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Highest:
-    """The highest figures of a stretch of a step; each tuple has one item per device.
+    """The highest figures of a stretch of a step; each tuple has one item per device."""
 
-    A new figure of which the highest counts is a field here, and in the methods. They get the bytes
-    that were held beside; a figure that is not in bytes needs that in its own unit.
-    """
-
-    peaks: tuple[Peak, ...]
-    active: tuple[int, ...]
-    """the peak bytes of active blocks, including freed ones that wait for a stream"""
-    passes: tuple[Peak, ...]
-    """the peaks outside of optimizer steps: mostly of forward and backward passes"""
+    all: tuple[Held, ...]
+    passes: tuple[Held, ...]
+    """outside of optimizer steps: mostly of forward and backward passes"""
 
     @classmethod
-    def of(cls, held: Sequence[Peak]) -> Highest:
+    def of(cls, held: Sequence[Held]) -> Highest:
         """Return the figures of a stretch in which no more than this was held."""
-        return cls(tuple(held), tuple(peak.allocated for peak in held), tuple(held))
+        return cls(tuple(held), tuple(held))
 
     def in_optimizer_step(self) -> Highest:
         """Return the figures of a stretch that lies in an optimizer step: they are of no pass."""
@@ -90,36 +104,28 @@ class Highest:
 
     def or_higher(self, other: Highest) -> Highest:
         """Return the larger value of each figure."""
-        return Highest(
-            tuple(map(maximum, self.peaks, other.peaks)),
-            tuple(map(max, self.active, other.active)),
-            tuple(map(maximum, self.passes, other.passes)),
-        )
+        return self._each(maximum, other.all, other.passes)
 
-    def on_top_of(self, held: Sequence[Peak]) -> Highest:
-        """Add the memory that was held beside."""
-        return Highest(
-            tuple(map(plus, self.peaks, held)),
-            tuple(active + peak.allocated for active, peak in zip(self.active, held, strict=True)),
-            tuple(map(plus, self.passes, held)),
-        )
+    def on_top_of(self, held: Sequence[Held]) -> Highest:
+        """Add what was held beside."""
+        return self._each(plus, held, held)
 
-    def above(self, held: Sequence[Peak]) -> Highest:
-        """Subtract the memory that was held beside, with zero as the minimum."""
+    def above(self, held: Sequence[Held]) -> Highest:
+        """Subtract what was held beside, with zero as the minimum."""
+        return self._each(minus, held, held)
+
+    def _each(
+        self, combine: Callable[[Held, Held], Held], all_: Sequence[Held], passes: Sequence[Held]
+    ) -> Highest:
         return Highest(
-            tuple(map(minus, self.peaks, held)),
-            tuple(
-                max(0, active - peak.allocated)
-                for active, peak in zip(self.active, held, strict=True)
-            ),
-            tuple(map(minus, self.passes, held)),
+            tuple(map(combine, self.all, all_)), tuple(map(combine, self.passes, passes))
         )
 
 
 class Tally:
     """The highest memory so far of the whole step, or of a part of it."""
 
-    def __init__(self, start: Sequence[Peak]) -> None:
+    def __init__(self, start: Sequence[Held]) -> None:
         self.begin(start)
         self.windows: list[Span] = []
         """the time spans in which the tally was open; a span is added when it ends"""
@@ -128,17 +134,17 @@ class Tally:
         self.recording: Recording | None = None
         """the recording of a run outside of the step, such as a search's probe"""
 
-    def begin(self, start: Sequence[Peak]) -> None:
-        """Reset the figures to ``start``, the memory held now, one Peak per device."""
+    def begin(self, start: Sequence[Held]) -> None:
+        """Reset the figures to ``start``, what each device holds now."""
         self.start = start
         self.ends = start, start
-        """the memory held when the step or the part began, and when it ended"""
+        """what the devices held when the step or the part began, and when it ended"""
         self.highest = Highest.of(start)
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
-        """The peaks, one per device."""
-        return self.highest.peaks
+        """The peaks to report, one per device."""
+        return reported(self.highest.all)
 
     def raise_to(self, highest: Highest) -> None:
         """Raise the figures to these."""
@@ -157,30 +163,29 @@ def outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:
 
 
 class CompilerMemory:
-    """The memory that the compiler used in a step, one Peak per device."""
+    """The memory that the compiler used in a step."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        self._highest: list[Peak] = []
+        self._highest: Highest | None = None
         self._left: list[int] = []
         """bytes that the compiler added to the allocators' caches, one figure per device"""
 
     def add(
-        self, span: Span, highest: Sequence[Peak], before: Sequence[Peak], after: Sequence[Peak]
+        self, span: Span, highest: Highest, before: Sequence[Held], after: Sequence[Held]
     ) -> None:
-        """Record a stretch of work by its peak and its memory before and after."""
+        """Record a stretch of work by its highest figures and its memory before and after."""
         self.spans.append(span)
-        number = len(highest)
         left = [max(0, free(end) - free(start)) for start, end in zip(before, after, strict=True)]
-        self._highest = list(map(maximum, self._highest or [NOTHING] * number, highest))
-        self._left = list(map(sum, zip(self._left or [0] * number, left, strict=True)))
+        self._highest = self._highest.or_higher(highest) if self._highest else highest
+        self._left = list(map(sum, zip(self._left or [0] * len(left), left, strict=True)))
 
-    def notes(self, peaks: Sequence[Peak]) -> list[str]:
-        """Return sentences about the compiler's memory if it is large relative to the peaks."""
-        if not self.spans:
+    def notes(self, highest: Highest) -> list[str]:
+        """Return sentences about the compiler's memory if it is large relative to the step's."""
+        if self._highest is None:
             return []
-        more = fullest(list(map(minus, self._highest, peaks))).allocated
-        left, peak = max(self._left), fullest(peaks).reserved
+        more = fullest(self._highest.above(highest.all).all).allocated
+        left, peak = max(self._left), fullest(highest.all).reserved
         sentences = []
         if more >= MIB:
             sentences.append(
@@ -195,6 +200,6 @@ class CompilerMemory:
         return sentences
 
 
-def free(held: Peak) -> int:
+def free(held: Held) -> int:
     """Return the bytes in an allocator's cache."""
     return held.reserved - held.allocated

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.peaks import Highest, minus
+from pytest_gpumem.meter.peaks import Held, Highest, minus
 from pytest_gpumem.recording.allocator_view import VIEW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 PINNED: Final = "pinned"
 """key of the pinned host memory's statistics, among the first device's statistics only"""
@@ -25,13 +24,12 @@ class Reading:
     Figures named ``own_...`` are the step's: the allocator's, less foreign memory and plugs.
     """
 
-    held: tuple[Peak, ...]
-    """the bytes that the allocators hold"""
-    highest: tuple[Peak, ...]
+    held: tuple[Held, ...]
+    """what the allocators hold"""
+    highest: tuple[Held, ...]
     """the allocators' peaks since they were last reset"""
-    own_held: tuple[Peak, ...]
+    own_held: tuple[Held, ...]
     own_highest: Highest
-    """the highest figures since the allocators' peaks were last reset"""
     unrequested: tuple[int, ...]
     """bytes of live blocks in excess of what was requested"""
     retries: int
@@ -40,16 +38,15 @@ class Reading:
     """number of the allocators' segments, foreign ones included; expandable ones are not counted"""
 
     @classmethod
-    def of(cls, all_stats: Sequence[Stats], others: Sequence[Peak]) -> Reading:
+    def of(cls, all_stats: Sequence[Stats], others: Sequence[Held]) -> Reading:
         """Make a reading of statistics; ``others`` is the memory that is not the step's own."""
         held = tuple(map(current_in, all_stats))
         highest = tuple(map(peak_in, all_stats))
-        active = tuple(map(_peak_active, all_stats))
         return cls(
             held,
             highest,
-            own_held=_less(held, others),
-            own_highest=Highest(highest, active, highest).above(others),
+            own_held=tuple(map(minus, held, others)),
+            own_highest=Highest.of(highest).above(others),
             unrequested=tuple(map(_unrequested_in, all_stats)),
             retries=sum(stats.get("num_alloc_retries", 0) for stats in all_stats),
             segments=sum(
@@ -58,31 +55,31 @@ class Reading:
         )
 
 
-def _less(peaks: Iterable[Peak], others: Sequence[Peak]) -> tuple[Peak, ...]:
-    return tuple(map(minus, peaks, others))
-
-
-def current(device: int) -> Peak:
-    """Return the bytes that a device's allocator holds now."""
+def current(device: int) -> Held:
+    """Return what a device's allocator holds now."""
     return current_in(VIEW.stats(device))
 
 
-def current_in(stats: Stats) -> Peak:
-    """Return the current bytes in these statistics."""
-    return _bytes(stats, "current")
+def current_in(stats: Stats) -> Held:
+    """Return the current figures in these statistics."""
+    return _figures(stats, "current")
 
 
-def peak_in(stats: Stats) -> Peak:
-    """Return the peak bytes in these statistics."""
-    return _bytes(stats, "peak")
+def peak_in(stats: Stats) -> Held:
+    """Return the peak figures in these statistics."""
+    return _figures(stats, "peak")
 
 
-def _bytes(stats: Stats, figure: str) -> Peak:
-    pinned = stats[PINNED][figure] if PINNED in stats else 0
+def _figures(stats: Stats, column: str) -> Held:
+    pinned = stats[PINNED][column] if PINNED in stats else 0
     if "segment" not in stats:  # nothing was allocated on this device yet
-        return Peak(0, 0, pinned)
-    allocated, reserved = stats["allocated_bytes"], stats["reserved_bytes"]
-    return Peak(allocated["all"][figure], reserved["all"][figure], pinned)
+        return Held(pinned=pinned)
+    return Held(
+        allocated=stats["allocated_bytes"]["all"][column],
+        reserved=stats["reserved_bytes"]["all"][column],
+        pinned=pinned,
+        active=stats["active_bytes"]["all"][column],
+    )
 
 
 def _unrequested_in(stats: Stats) -> int:
@@ -95,7 +92,3 @@ def _unrequested_in(stats: Stats) -> int:
         return 0
     allocated, requested = stats["allocated_bytes"]["all"], stats["requested_bytes"]["all"]
     return int(allocated["current"] - requested["current"])
-
-
-def _peak_active(stats: Stats) -> int:
-    return int(stats["active_bytes"]["all"]["peak"]) if "segment" in stats else 0

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pytest_gpumem.devices.memory_cap import set_cap
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.peaks import minus, plus
+from pytest_gpumem.meter.peaks import minus
 from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.meter.reading import current, peak_in
 from pytest_gpumem.recording.allocator_view import VIEW
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Alternatives, Device, RangeEnd
     from pytest_gpumem.measurement import DeviceInfo
     from pytest_gpumem.meter.meter import Meter
+    from pytest_gpumem.meter.peaks import Held
     from pytest_gpumem.recording.recording import Recording, Span
     from pytest_gpumem.replay.request_script import Pool, Request, Step
     from pytest_gpumem.spec import MemorySpec
@@ -67,8 +68,8 @@ class ReplayedRun(Protocol):
         """Bytes that the step may reserve; None without a limit."""
 
     @property
-    def held_before(self) -> Sequence[Peak]:
-        """The memory of live wider fixtures that other tests set up, one Peak per device."""
+    def held_before(self) -> Sequence[Held]:
+        """The memory of live wider fixtures that other tests set up, one item per device."""
 
     @property
     def searches(self) -> Mapping[str, object]:
@@ -220,7 +221,7 @@ def segment_of(size: int) -> int:
     return 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
 
 
-def unpinned(peak: Peak) -> Peak:
+def unpinned(peak: Peak | Held) -> Peak:
     """Return a peak without pinned memory, which a replay does not request."""
     return Peak(peak.allocated, peak.reserved)
 
@@ -316,11 +317,12 @@ class _Stage:
         """Add the peak since the last call to those of the open parts."""
         peak = minus(peak_in(VIEW.stats(self._device)), self._base)
         not_allocated = self._plugs.sizes[0] + sum(self._waiting.values())
-        peak = plus(minus(peak, Peak(not_allocated, 0)), self._initial)
+        allocated = max(0, peak.allocated - not_allocated) + self._initial.allocated
+        reserved = peak.reserved + self._initial.reserved
         for part in set(self._open):
             old_peaks = self._peaks[part]
             self._peaks[part] = Peak(
-                max(old_peaks.allocated, peak.allocated), max(old_peaks.reserved, peak.reserved)
+                max(old_peaks.allocated, allocated), max(old_peaks.reserved, reserved)
             )
         VIEW.reset_peaks(self._device)
 

@@ -18,6 +18,7 @@ from pytest_gpumem.measurement import Measurement, OutOfMemory, Peak
 from pytest_gpumem.meter.host_memory import require_pinned_stats
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
+from pytest_gpumem.meter.peaks import reported
 from pytest_gpumem.recording.allocator_view import VIEW
 from pytest_gpumem.recording.recording import Recorded
 from pytest_gpumem.relations import Relation, read_order, read_relations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.fit.search import Largest
     from pytest_gpumem.measurement import Breakdown, DeviceInfo
-    from pytest_gpumem.meter.peaks import Tally
+    from pytest_gpumem.meter.peaks import Held, Tally
     from pytest_gpumem.notes import Note
     from pytest_gpumem.recording.recording import Recording, Span
     from pytest_gpumem.testrun.marked_item import MarkedItem
@@ -70,9 +71,9 @@ class Part:
     def figure(self, name: str) -> int:
         """Return the figure that a relation names, in bytes on the fullest device."""
         if name == "active":
-            return max(self.tally.highest.active)
-        peaks = self.tally.ends[1] if name == "held" else self.tally.peaks
-        return most(peaks, "reserved" if name == "reserved" else "allocated")
+            return most(self.tally.highest.all, "active")
+        held = self.tally.ends[1] if name == "held" else self.tally.highest.all
+        return most(held, "reserved" if name == "reserved" else "allocated")
 
 
 @dataclass
@@ -239,7 +240,7 @@ class Run:
                 part.tally.windows += tally.windows
                 part.tally.notes = tally.notes
             figures.peaks = tally.peaks
-            figures.peak_active = max(tally.highest.active)
+            figures.peak_active = most(tally.highest.all, "active")
             figures.held_before, figures.held = (most(end, "allocated") for end in tally.ends)
 
     def measurement(
@@ -310,8 +311,8 @@ class Run:
         return self.parts[part].spec.bytes_of("max_gib") if part in self.parts else None
 
     @property
-    def held_before(self) -> list[Peak]:
-        """The memory of live wider fixtures that other tests set up, one Peak per device."""
+    def held_before(self) -> list[Held]:
+        """The memory of live wider fixtures that other tests set up, one item per device."""
         return self.fixtures.held(before_run=True)
 
     def windows(self, part: str) -> list[Span]:
@@ -325,7 +326,7 @@ class Run:
         """
         windows = {part: self.windows(part) for part in parts if not part or part in self.parts}
         peaks = {part: self.peaks_of(part) for part in windows}
-        foreign = list(self.meter.isolation.kept_foreign)
+        foreign = reported(self.meter.isolation.kept_foreign)
         return Recorded(self.meter.recording.stop(), self.meter.devices, foreign, windows, peaks)
 
     def begin_again(
@@ -386,6 +387,6 @@ class PartFigures:
         return most(self.peaks, "reserved")
 
 
-def most(peaks: Sequence[Peak], figure: str) -> int:
+def most(peaks: Sequence[Peak | Held], figure: str) -> int:
     """Return a figure of the fullest device; 0 without devices."""
     return max((getattr(peak, figure) for peak in peaks), default=0)

@@ -21,18 +21,17 @@ from pytest_gpumem.meter.pins import FINDER
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_gpumem.measurement import Peak
     from pytest_gpumem.meter.meter import Meter
-    from pytest_gpumem.meter.peaks import Highest
+    from pytest_gpumem.meter.peaks import Held, Highest
     from pytest_gpumem.recording.recording import Known
 
 
 class SetUpStage(NamedTuple):
-    """A stage of a fixture's set-up, without other fixtures' memory; one Peak per device."""
+    """A stage of a fixture's set-up, without other fixtures' memory; one item per device."""
 
     highest: Highest
     """the highest figures, relative to the memory held when the set-up began"""
-    held: list[Peak]
+    held: list[Held]
     """the fixture's own memory at the end of the stage"""
     then: WideFixture | None = None
     """the fixture that the set-up requested at the end of the stage"""
@@ -40,7 +39,7 @@ class SetUpStage(NamedTuple):
     @property
     def takes_memory(self) -> bool:
         """Whether the stage or the fixture requested after it takes memory."""
-        own = any(peak != NOTHING for peak in self.highest.peaks)
+        own = any(held != NOTHING for held in self.highest.all)
         return own or (self.then is not None and bool(self.then.stages))
 
 
@@ -63,8 +62,8 @@ class WideFixture:
     """the test whose ``values="off"`` made the fixture's values unknown; "" for none"""
 
     @property
-    def held(self) -> list[Peak]:
-        """The memory held since the set-up, one Peak per device; [] if none, or after tear-down."""
+    def held(self) -> list[Held]:
+        """The memory held since the set-up, one item per device; [] if none, or after tear-down."""
         return self.stages[-1].held if self.is_live and self.stages else []
 
     @property
@@ -119,8 +118,8 @@ class WideFixtures:
         self._set_ups: list[_SetUp] = []
         """stack of running set-ups; each one was requested by the set-up before it"""
 
-    def held(self, *, before_run: bool = False) -> list[Peak]:
-        """Return the memory of live fixtures, one Peak per device.
+    def held(self, *, before_run: bool = False) -> list[Held]:
+        """Return the memory of live fixtures, one item per device.
 
         With ``before_run``, only of fixtures that other tests set up.
         """
@@ -175,7 +174,7 @@ class WideFixtures:
         finally:
             requesting.resume()
 
-    def _replay(self, fixture: WideFixture, held_by_requesting: Sequence[Peak]) -> None:
+    def _replay(self, fixture: WideFixture, held_by_requesting: Sequence[Held]) -> None:
         """Count a set-up's stages on top of the memory held now and ``held_by_requesting``.
 
         ``held_by_requesting`` is the memory of the fixtures that request this one: not counted yet.

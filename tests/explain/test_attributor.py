@@ -19,8 +19,7 @@ from helpers.recorded_runs import (
 from helpers.virtual_gpu import CARD_80GIB, MIB, virtual_card, virtual_device
 from helpers.wrapped_tensors import wrapped
 
-from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.peaks import Highest
+from pytest_gpumem.meter.peaks import Held, Highest
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.testrun.run import Run
 from pytest_gpumem.testrun.wide_fixture import SetUpStage, WideFixture
@@ -345,7 +344,7 @@ def test_a_wide_fixtures_model_counts_with_what_it_is(torch):
     with virtual_card(CARD_80GIB):
         model = linears(torch)
     try:
-        held = Peak(3 * PARAMETERS, 0)
+        held = Held.blocks(3 * PARAMETERS)
         device = virtual_device()
         with Run.open(MemorySpec(), device, ROOT, record=True) as run:
             run.start()

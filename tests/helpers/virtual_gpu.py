@@ -23,8 +23,8 @@ from pytest_gpumem.devices.select import real_gpu_expected
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle
 from pytest_gpumem.devices.virtual.library import NativeLibrary
-from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import settle
+from pytest_gpumem.meter.peaks import NOTHING
 from pytest_gpumem.meter.reading import current, peak_in
 from pytest_gpumem.recording.allocator_view import VIEW
 
@@ -102,7 +102,7 @@ def virtual_card(card="H100", count=1):
     device.open(CARDS[card] if isinstance(card, str) else card, count)
     try:
         settle_all(count)
-        assert [current(index) for index in range(count)] == [Peak(0, 0)] * count, LEFT
+        assert [current(index) for index in range(count)] == [NOTHING] * count, LEFT
         yield device
         settle_all(count)
     finally:

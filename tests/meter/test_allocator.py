@@ -8,7 +8,6 @@ from helpers.virtual_gpu import MIB, child, highest, tensor
 from helpers.warm import HANGS
 
 from pytest_gpumem.devices.memory_cap import CAPS, GET_FRACTION, cap_fraction, set_cap
-from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import (
     collect_all,
     current,
@@ -17,6 +16,7 @@ from pytest_gpumem.meter.allocator import (
     reset_peaks,
     settle,
 )
+from pytest_gpumem.meter.peaks import NOTHING, Held
 from pytest_gpumem.meter.plugs import Plugs
 from pytest_gpumem.recording.allocator_view import VIEW
 
@@ -39,7 +39,7 @@ def test_settling_gives_garbage_and_the_cache_back_on_every_device(device):
         settle(2)
     finally:
         gc.enable()
-    assert [current(index) for index in (0, 1)] == [Peak(0, 0)] * 2
+    assert [current(index) for index in (0, 1)] == [NOTHING] * 2
 
 
 def test_settling_clears_the_workspaces_of_cublas():
@@ -63,7 +63,7 @@ def test_settling_clears_the_workspaces_of_cublas():
 def test_what_is_alive_is_left_alone(device):
     one = tensor(30 * MIB)
     settle(2)
-    assert current(0) == Peak(30 * MIB, 30 * MIB)
+    assert current(0) == Held(30 * MIB, 30 * MIB, active=30 * MIB)
     del one
 
 
@@ -73,7 +73,7 @@ def test_peaks_are_read_and_reset_on_each_device(device):
     assert [highest(index).allocated for index in (0, 1)] == [30 * MIB, 40 * MIB]
     settle(2)
     reset_peaks(2)
-    assert [highest(index) for index in (0, 1)] == [Peak(0, 0)] * 2
+    assert [highest(index) for index in (0, 1)] == [NOTHING] * 2
 
 
 # ---- somebody else's resets ----
@@ -115,7 +115,7 @@ def test_garbage_that_a_collection_only_finds_after_another_is_gone(device):
         inner = hooked(inner)
     del inner
     settle(2)
-    assert current(0) == Peak(0, 0)
+    assert current(0) == NOTHING
 
 
 def test_garbage_is_collected_though_another_thread_collects(device):
@@ -139,7 +139,7 @@ def test_garbage_is_collected_though_another_thread_collects(device):
     timer = threading.Timer(0.05, ended.set)
     timer.start()
     settle(2)
-    assert current(0) == Peak(0, 0)
+    assert current(0) == NOTHING
     timer.join()
     thread.join()
 
@@ -188,7 +188,7 @@ def test_a_step_does_not_get_the_rest_of_segments_that_others_hold(device):
     plugs.release()
     assert plugs.sizes == [0]
     settle(1)
-    assert current(0) == Peak(3 * MIB, 20 * MIB)
+    assert current(0) == Held(3 * MIB, 20 * MIB, active=3 * MIB)
     del left
 
 
@@ -303,7 +303,7 @@ def test_where_nothing_is_held_nothing_is_plugged(device):
     plugs = Plugs(2)
     plugs.fill()
     assert plugs.sizes == [0, 0]
-    assert current(0) == Peak(0, 0)
+    assert current(0) == NOTHING
 
 
 # ---- caps ----

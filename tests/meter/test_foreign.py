@@ -2,7 +2,6 @@
 
 import random
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, tensor
@@ -11,6 +10,7 @@ from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
+from pytest_gpumem.meter.peaks import NOTHING, Held, minus, plus
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def first(meter):
 
 def foreign(meter):
     """Foreign memory of the device: what earlier tests of the process pinned is left out."""
-    return replace(meter.isolation.foreign[0], pinned=0)
+    return meter.isolation.foreign[0]._replace(pinned=0)
 
 
 def test_memory_that_an_earlier_test_left_is_freed_first(meter):
@@ -35,7 +35,7 @@ def test_memory_that_an_earlier_test_left_is_freed_first(meter):
     del left
     kept = tensor(128 * MIB)
     assert first(meter) == Peak(128 * MIB, 128 * MIB)
-    assert meter.counted()[0] == Peak(128 * MIB, 128 * MIB)
+    assert meter.counted()[0] == Held(128 * MIB, 128 * MIB, active=128 * MIB)
     del kept
     assert meter.result().retained[0].allocated == 0
 
@@ -139,8 +139,7 @@ def test_fixtures_that_the_step_adopts_one_by_one_leave_what_other_fixtures_rese
             before, held = set(setting_up.isolation.blocks()), setting_up.counted()[0]
             mine.append([tensor(size), tensor(MIB // 4)])
             setting_up.settle_again()
-            peak = setting_up.counted()[0]
-            own = Peak(peak.allocated - held.allocated, peak.reserved - held.reserved)
+            own = minus(setting_up.counted()[0], held)
             fixtures.append((own, set(setting_up.isolation.blocks()) - before))
         setting_up.stop()
         meter = Meter(device, device.open(CARD_80GIB, 1), 1)
@@ -155,8 +154,7 @@ def test_fixtures_that_the_step_adopts_one_by_one_leave_what_other_fixtures_rese
         freed = meter.counted()[0]
         meter.stop()
         mine.clear()
-    allocated = sum(own.allocated for own in first_two)
-    assert adopted == freed == Peak(allocated, sum(own.reserved for own in first_two))
+    assert adopted == freed == plus(*first_two)
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -180,7 +178,7 @@ def test_what_was_held_at_a_refusal_stays_though_foreign_memory_is_freed_later(
         held = WATCH.last(caught.value).held
         meter.stop()
         del kept, left
-    assert held == Peak(100 * MIB, 100 * MIB)
+    assert held == Held(100 * MIB, 100 * MIB, active=100 * MIB)
 
 
 SIZES = [1, 5_000, 300_000, MIB, MIB + 1, 3 * MIB, 7 * MIB, 10 * MIB, 12 * MIB, 33 * MIB, 64 * MIB]
@@ -320,7 +318,7 @@ def test_settling_in_the_midst_of_a_step_loses_no_free(meter):
     work = tensor(30 * MIB)
     del work
     assert first(meter) == Peak(130 * MIB, 130 * MIB)
-    assert foreign(meter) == Peak(0, 0)
+    assert foreign(meter) == NOTHING
     del kept
 
 
@@ -330,11 +328,12 @@ def test_what_the_step_owns_is_not_foreign(meter):
     fixture, left = tensor(30 * MIB), tensor(50 * MIB)
     blocks = {(0, fixture.data_ptr())}
     meter.start()
-    meter.adopt([Peak(30 * MIB, 30 * MIB), Peak(0, 0)], dict.fromkeys(blocks, ()))
+    held = Held(30 * MIB, 30 * MIB, active=30 * MIB)
+    meter.adopt([held, NOTHING], dict.fromkeys(blocks, ()))
     del fixture
     torch.cuda.empty_cache()
-    assert meter.counted()[0] == Peak(0, 0)
-    assert foreign(meter) == Peak(50 * MIB, 50 * MIB)
+    assert meter.counted()[0] == NOTHING
+    assert foreign(meter) == Held(50 * MIB, 50 * MIB, active=50 * MIB)
     del left
 
 

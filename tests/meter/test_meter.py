@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from dataclasses import replace
 
 import pytest
 from helpers.noted import noted
@@ -14,7 +13,7 @@ from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import SWITCHED_OFF, cudnn_version, current, provenance
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
-from pytest_gpumem.meter.peaks import Highest, maximum, minus, plus
+from pytest_gpumem.meter.peaks import NOTHING, Held, Highest, maximum, minus, plus
 
 
 @pytest.fixture
@@ -35,26 +34,27 @@ def first(meter):
 
 def foreign(meter):
     """Foreign memory of the device: what earlier tests of the process pinned is left out."""
-    return replace(meter.isolation.foreign[0], pinned=0)
+    return meter.isolation.foreign[0]._replace(pinned=0)
 
 
 # ---- arithmetic ----
 
 
-def test_peaks_add_subtract_and_compare_figure_by_figure():
-    assert plus(Peak(1, 10), Peak(2, 20)) == Peak(3, 30)
-    assert minus(Peak(5, 10), Peak(2, 20)) == Peak(3, 0)
-    assert maximum(Peak(5, 10), Peak(2, 20)) == Peak(5, 20)
+def test_what_is_held_is_added_subtracted_and_compared_figure_by_figure():
+    assert plus(Held(1, 10, active=1), Held(2, 20, active=5)) == Held(3, 30, active=6)
+    assert minus(Held(5, 10, 7, 5), Held(2, 20), Held(2)) == Held(1, 0, 7, 5)
+    assert maximum(Held(5, 10), Held(2, 20, 3)) == Held(5, 20, 3)
 
 
 def test_the_highest_figures_are_raised_and_moved_together():
-    low = Highest((Peak(5, 10, 3),), (6,), (Peak(4, 10, 3),))
-    high = Highest((Peak(4, 20, 1),), (9,), (Peak(4, 9, 1),))
-    assert low.or_higher(high) == Highest((Peak(5, 20, 3),), (9,), (Peak(4, 10, 3),))
-    held = [Peak(100, 200)]
-    assert low.on_top_of(held) == Highest((Peak(105, 210, 3),), (106,), (Peak(104, 210, 3),))
-    assert low.on_top_of(held).above(held) == low
-    assert low.above(held) == Highest((Peak(0, 0, 3),), (0,), (Peak(0, 0, 3),))
+    low = Highest((Held(5, 10, 3, 6),), (Held(4, 10, 3, 5),))
+    high = Highest((Held(4, 20, 1, 9),), (Held(4, 9, 1, 9),))
+    assert low.or_higher(high) == Highest((Held(5, 20, 3, 9),), (Held(4, 10, 3, 9),))
+    held = [Held(100, 200, active=110)]
+    on_top = Highest((Held(105, 210, 3, 116),), (Held(104, 210, 3, 115),))
+    assert low.on_top_of(held) == on_top
+    assert on_top.above(held) == low
+    assert low.above(held) == Highest((Held(pinned=3),), (Held(pinned=3),))
 
 
 # ---- what counts ----
@@ -112,17 +112,18 @@ def test_memory_that_others_free_meanwhile_never_makes_a_figure_negative(meter):
     import torch
 
     torch.cuda.empty_cache()
-    assert meter.counted()[0] == Peak(0, 0)
+    assert meter.counted()[0] == NOTHING
     assert first(meter) == Peak(0, 0)
 
 
 def test_what_the_step_owns_counts_from_the_start(meter):
     fixture, left = tensor(30 * MIB), tensor(50 * MIB)
     meter.start()
-    meter.adopt([Peak(30 * MIB, 30 * MIB), Peak(0, 0)], {(0, fixture.data_ptr()): ()})
+    held = Held(30 * MIB, 30 * MIB, active=30 * MIB)
+    meter.adopt([held, NOTHING], {(0, fixture.data_ptr()): ()})
     work(8 * MIB)
     assert first(meter) == Peak(38 * MIB, 50 * MIB)
-    assert foreign(meter) == Peak(50 * MIB, 50 * MIB)
+    assert foreign(meter) == Held(50 * MIB, 50 * MIB, active=50 * MIB)
     del fixture, left
 
 
@@ -138,7 +139,7 @@ def test_garbage_of_earlier_tests_is_gone_when_the_step_begins(meter):
     ring.append(ring)
     del ring
     meter.start()
-    assert foreign(meter) == Peak(0, 0)
+    assert foreign(meter) == NOTHING
 
 
 class Ring:
@@ -173,7 +174,7 @@ def test_garbage_is_collected_before_a_step_where_memory_is_new(device, meter):
 def test_peaks_of_a_set_up_that_others_ran_can_be_considered(meter):
     meter.start()
     work(10 * MIB)
-    meter.consider(Highest.of([Peak(40 * MIB, 5 * MIB), Peak(0, 0)]))
+    meter.consider(Highest.of([Held(40 * MIB, 5 * MIB), NOTHING]))
     assert first(meter) == Peak(40 * MIB, 10 * MIB)
 
 
@@ -282,7 +283,7 @@ def test_settling_within_a_step_keeps_its_memory_and_drops_its_cache(meter):
     kept = tensor(30 * MIB)
     work(50 * MIB)
     meter.settle_again()
-    assert meter.counted()[0] == Peak(30 * MIB, 30 * MIB)
+    assert meter.counted()[0] == Held(30 * MIB, 30 * MIB, active=30 * MIB)
     assert meter.peaks()[0] == Peak(80 * MIB, 80 * MIB)
     del kept
 
