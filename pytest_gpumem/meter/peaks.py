@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.measurement import Peak
@@ -58,13 +57,9 @@ def plus(left: Held, right: Held) -> Held:
     return Held(*map(operator.add, left, right))
 
 
-def minus(left: Held, *others: Held) -> Held:
-    """Subtract ``others`` figure by figure, with zero as the minimum."""
-    return reduce(lambda rest, other: Held(*map(_at_least_zero, rest, other)), others, left)
-
-
-def _at_least_zero(left: int, right: int) -> int:
-    return max(0, left - right)
+def minus(left: Held, right: Held) -> Held:
+    """Subtract figure by figure, with zero as the minimum."""
+    return Held(*(max(0, mine - other) for mine, other in zip(left, right, strict=True)))
 
 
 def maximum(left: Held, right: Held) -> Held:

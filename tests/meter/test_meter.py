@@ -42,7 +42,7 @@ def foreign(meter):
 
 def test_what_is_held_is_added_subtracted_and_compared_figure_by_figure():
     assert plus(Held(1, 10, active=1), Held(2, 20, active=5)) == Held(3, 30, active=6)
-    assert minus(Held(5, 10, 7, 5), Held(2, 20), Held(2)) == Held(1, 0, 7, 5)
+    assert minus(Held(5, 10, 7, 5), Held(2, 20)) == Held(3, 0, 7, 5)
     assert maximum(Held(5, 10), Held(2, 20, 3)) == Held(5, 20, 3)
 
 

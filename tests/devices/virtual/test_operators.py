@@ -30,11 +30,11 @@ def outcomes(text):
 
 
 def test_no_operator_crashes_or_is_unsupported():
-    """Each tenth of some 700, forwards and backwards."""
-    done = sweep("--every", "10", "--samples", "1", "--types", "float32")
+    """Each twentieth of some 700, forwards and backwards."""
+    done = sweep("--every", "20", "--samples", "1", "--types", "float32")
     assert done.returncode == 0, done.stdout + done.stderr
     found = outcomes(done.stdout)
-    assert found["operators"] > 50
+    assert found["operators"] > 25
     assert found["runs"] > 0.95 * found["operators"]
 
 
