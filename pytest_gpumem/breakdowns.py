@@ -1,6 +1,6 @@
-"""Breakdowns of peaks: comparison with a baseline, the largest lines, differing provenances.
+"""Compare a peak's breakdown with a baseline's, and list its largest lines with their keepers.
 
-Everything here is pure. Sizes are bytes.
+All functions are pure. Sizes are bytes.
 """
 
 from __future__ import annotations

@@ -286,7 +286,6 @@ class SegmentRequest:
     function: str
     code: str
     requested: int
-    """requested bytes"""
     nbytes: int
     """bytes of the segment"""
     reserved: int

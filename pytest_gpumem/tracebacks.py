@@ -91,8 +91,8 @@ def _empty_cells(frames: Iterable[FrameType]) -> None:
                 if calls[id(referent)] == 1:
                     functions.append(referent)
             del referent  # else this variable would count as a reference
-    # Like a garbage collector: remove from the lists what has other references, until only
-    # functions and cells are left that refer only to each other.
+    # Like a garbage collector: remove from the lists what is referenced from elsewhere, until only
+    # functions and cells are left that nothing but each other refers to.
     by_id = {id(cell): cell for function in functions for cell in function.__closure__ or ()}
     cells = list(by_id.values())
     del by_id

@@ -59,7 +59,7 @@ class ServerSearch:
         self._options, self._program, self._card = options, program, card
 
     def table(self, refused: ServerStart) -> str:
-        """Return a table of the ways in which the server starts; "" if none was found."""
+        """Return a table of the changes with which the server starts; "" if none was found."""
         sys.stderr.write("gpumem: searching for what would let it start; Ctrl-C ends the search\n")
         ways = (self._shorter(refused), self._other_share(refused), self._larger_card(refused))
         rows = [(found.trial.title, f"{found.start.least_tokens:,}") for found in ways if found]

@@ -68,7 +68,7 @@ class ImportHooks(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the other finders' spec, with a loader that calls the functions afterwards."""
+        """Return the other finders' spec, with a loader that then calls the functions."""
         calls = self._calls.pop(fullname, None)
         if calls is None:
             return None

@@ -130,8 +130,9 @@ def growth_causes(
     grown.sort(key=lambda site_row: (-nets[id(site_row)], -(site_row.difference or 0)))
     lead = grown[0]
     parameters = [row for row in grown if row.site and row.site.category == "parameters"]
-    # More parameters need more gradients and more optimizer state: these are consequences. A few
-    # more bytes of parameters may come from unsplit blocks only: those bring no gradients.
+    # More parameters need more gradients and more optimizer state: these are consequences. Not if
+    # parameters grew by a few bytes: the allocator may have served them from larger free blocks
+    # without splitting these.
     least = sum(row.difference or 0 for row in parameters) * MIN_LEADING
     if lead.site and lead.site.category in FOLLOWING and least >= (lead.difference or 0):
         grown.sort(key=lambda row: row not in parameters)

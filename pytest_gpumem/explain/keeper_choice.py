@@ -55,9 +55,9 @@ class NamedKeeper(NamedTuple):
 def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper]:
     """Return the keepers that caused the growth of one line.
 
-    If sizes do not decide, blocks of earlier steps are preferred: the baseline's peak had blocks of
-    its set-up and of its own step too. If that does not decide either, up to three names are
-    joined: "x or y".
+    If sizes do not decide, prefer blocks that earlier steps allocated: without the growth, the peak
+    has blocks of the set-up and of its own step as well. If that does not decide either, up to
+    three names are joined: "x or y".
     """
     every = range(len(blocks))
     earlier = [at for at in every if blocks[at].earlier]

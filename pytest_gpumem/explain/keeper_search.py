@@ -183,7 +183,7 @@ class KeeperSearch:
 
     @property
     def has_moments(self) -> bool:
-        """Whether a hook runs while any of the blocks is alive."""
+        """Whether a block is alive at a moment around the peak, when its keepers can be found."""
         return any(self._at_moment.values())
 
     def at_moment(self, recording: Recording) -> None:

@@ -70,7 +70,7 @@ class Pins:
                 device, address, size = segment["device"], segment["address"], segment["total_size"]
                 pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
                 blocks: dict[BlockKey, Plug] = {}
-                """the allocated blocks, as plugs to show after the step has freed them"""
+                """the allocated blocks as plugs: to the step's code those that it frees are free"""
                 begin = address
                 for block in segment["blocks"]:
                     nbytes, place = block["size"], (device, begin)

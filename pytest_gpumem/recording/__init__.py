@@ -1,4 +1,1 @@
-"""The record of a step while it runs: the allocator's history, calls of modules, tensors.
-
-It may import base modules only.
-"""
+"""Record a running step: the allocator's history, calls of modules, tensors."""

@@ -190,7 +190,7 @@ class Observer:
                 if tensor.grad_fn is None
             ]
             self._sweep("batch data", batch)
-            # The tag distinguishes an output from inner activations.
+            # Tagged as activations: hints tell an output from inner activations by the tag.
             self._sweep("activations", outputs)
 
     def followed_by(

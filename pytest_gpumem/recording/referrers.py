@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     """device and address of a storage"""
 
 MAX_OBJECTS: Final = 200_000
-"""objects and graph nodes to find before the search is cut; a count, not a time, so that the result
-does not depend on the machine's speed"""
+"""objects and graph nodes to find before the search is cut short; a count, not a time, so that the
+result does not depend on the machine's speed"""
 MAX_LEVELS: Final = 100
 """most objects between a tensor and a name; each level scans the whole process's references"""
 FEW: Final = 40

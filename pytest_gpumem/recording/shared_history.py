@@ -78,9 +78,9 @@ class SharedHistory:
             unchanged: opens a block in which PyTorch's bindings act as if they were not wrapped.
             traces: returns the real history's events by device.
             switch: PyTorch's real binding, ``_cuda_record_memory_history``.
-            record: the backend's function above it, as
-                ``torch.cuda.memory._record_memory_history``. On other accelerators than CUDA the
-                test's own history is the measurement's.
+            record: the backend's Python function that calls the binding, such as
+                ``torch.cuda.memory._record_memory_history``. Only CUDA's binding is wrapped: on
+                other accelerators the test and the measurement share one history.
         """
         self._notify = notify
         self._unchanged = unchanged

@@ -47,7 +47,7 @@ def add_alternatives(
 
 
 class Free(NamedTuple):
-    """A freed block whose free may have waited for other streams, in the history's times."""
+    """A freed block, whose free may have waited for other streams; times are the history's."""
 
     number: int | None
     """number of its request; None if it is older than the run"""
@@ -199,7 +199,7 @@ def _with_added(steps: list[Step], added: Sequence[tuple[Alternative, int, int]]
             if other in frees:
                 end = frees[other]
                 placed.append(((end + 1, -inf, 1), (times[end], "free", number)))
-        elif block.use == "passing":  # the call ends before the next step
+        elif block.use == "passing":  # the library frees it before the program's next request
             if at < len(steps):
                 placed.append(((at, inf, 1), (times[at], "free", number)))
         else:

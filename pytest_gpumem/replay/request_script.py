@@ -41,7 +41,7 @@ class Request:
     """the alternative sizes; None if a GPU makes the same request"""
 
     def size_at(self, end: RangeEnd, without: Collection[str]) -> int:
-        """Return the bytes at a bound; alternatives for a reason in ``without`` keep their size."""
+        """Return the bytes at an end of the range; those of the run for a reason in ``without``."""
         if self.block is None or end == "usual" or self.block.reason in without:
             return self.size
         return self.block.least if end == "least" else self.block.most

@@ -65,7 +65,7 @@ class EndedTest(NamedTuple):
 
     @property
     def recording(self) -> Recording | None:
-        """The finished recording, if any."""
+        """The finished recording; None if the test was not recorded."""
         return self.recorded.recording if self.recorded else None
 
     def with_whole(self, measurement: Measurement) -> EndedTest:

@@ -87,7 +87,7 @@ class EntryChange:
 
     @cached_property
     def kind(self) -> ChangeKind:
-        """The kind of change; if one peak grew and another shrank, it grew."""
+        """The kind of change: GREW if any figure grew, even if others shrank."""
         if self.out_of_memory:
             return ChangeKind.OUT_OF_MEMORY
         if self.old is None:

@@ -34,7 +34,7 @@ SUFFIX: Final = ".server"
 
 
 class ServerWatch:
-    """Collects this process's part of a server's start, and writes it for the measuring process.
+    """Collects what this process sees of a server's start, and writes it for the measuring process.
 
     A server may run in several processes: one for each device, and one that sizes the cache. Each
     process writes its own file to the folders named by the environment variable CHILDREN.

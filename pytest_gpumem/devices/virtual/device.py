@@ -269,7 +269,7 @@ class VirtualDevice(Device):
         self._first_use = FirstUse(begin_without_contexts, prepare)
 
     def _require_torch(self, count: int) -> ModuleType:
-        """Import torch; refuse a build without a virtual GPU, or too many devices.
+        """Import torch; refuse a build without CUDA, or too many devices.
 
         Raises:
             DeviceError: torch was imported too early or is built without CUDA, or there are too
@@ -448,7 +448,9 @@ class VirtualDevice(Device):
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
-        for index in devices:  # PyTorch picks the lowest address among free blocks of one size
+        # PyTorch picks the lowest address among free blocks of one size: addresses must be in the
+        # same order whatever ran before.
+        for index in devices:
             self.library.begin_apart(index)
         return AccountWatch(self.library, (self._opened_card or self.card).context, devices)
 

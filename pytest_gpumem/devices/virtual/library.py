@@ -194,9 +194,9 @@ class Convolutions(NamedTuple):
     astray: int = 0
     """calls counted in ``asked`` whose plan PyTorch created for another card"""
     ranged: int = 0
-    """queries for a convolution's workspace that lies in a range"""
+    """queries for a convolution's workspace of which only bounds are known"""
     unfit: int = 0
-    """how often a workspace in a range did not fit, so that PyTorch tried the next plan"""
+    """how often such a workspace did not fit, so that PyTorch tried the next plan"""
 
 
 def _check_layouts(library: ctypes.CDLL) -> None:

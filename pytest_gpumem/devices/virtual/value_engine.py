@@ -47,7 +47,7 @@ class VirtualValues(ValueEngine):
                 self._recompile_limits.end()
 
     def restart(self) -> None:
-        """Begin a run with the initial values."""
+        """Begin a run: compute the values that ``initial`` selects."""
         self._recompile_limits.end()
         self.compute(self.initial)
 

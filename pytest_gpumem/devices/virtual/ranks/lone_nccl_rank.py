@@ -42,9 +42,9 @@ def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContext
         "GPUMEM_LONE_RANK": "1",  # makes the native library's NCCL id zeros: no other rank joins
     }
     if TORCH >= (2, 8):
-        # From torch 2.8 on, a thread frees the collectives' buffers every 100 ms, in which many
-        # steps end here. With blocking waits only the Works own the buffers, and
-        # unwaited_collectives keeps the Works. (With blocking waits torch 2.6 counts each
+        # From torch 2.8 on, a thread frees the collectives' buffers only every 100 ms, and many
+        # steps on the virtual GPU are shorter. With blocking waits only the Works own the buffers,
+        # and unwaited_collectives keeps the Works. (With blocking waits torch 2.6 counts each
         # collective as pending, and waits forever before it captures a CUDA graph.)
         variables["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     return joined(rank, size, _alone, variables, nccl=True, by_program=by_program)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_FLOPS: Final = 1 << 30
 """maximum floating-point operations of an operator that is computed: 20 ms of one CPU thread"""
 ALL_FLOPS: Final = 20 * 10**9
-"""total floating-point operations of one test: half a second"""
+"""limit on the floating-point operations spent on one test's values: 0.4 s of one CPU thread"""
 ASKED: Final = 256 << 20
 """bytes that an operator may need before free memory is checked, when all values are computed"""
 TINY: Final = 4096

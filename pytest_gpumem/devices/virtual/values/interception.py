@@ -275,7 +275,7 @@ def _tensors_of_numbers(places: Sequence[int], args: Sequence[Any]) -> tuple[Any
 
 
 def raise_unwrapped(error: BaseException) -> None:
-    """Raise the error behind a ctypes.ArgumentError, which contains it only as text."""
+    """Raise the RecursionError or MemoryError that a ctypes.ArgumentError has as text, if any."""
     if type(error) is ctypes.ArgumentError:
         for kind in (RecursionError, MemoryError):
             if f": {kind.__name__}: " in str(error):

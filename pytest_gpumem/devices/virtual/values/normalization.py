@@ -198,7 +198,7 @@ def batch_norm_backward_elemt(args: Arguments) -> Tensor:
 def layer_norm(
     values: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output, and CUDA's mean and inverse deviation in single precision."""
+    """Return the output, and mean and reciprocal deviation in at least single precision."""
     output, mean, scale = aten.native_layer_norm(
         _wide(values), shape, _wide(weight), _wide(bias), eps
     )
