@@ -1,7 +1,7 @@
-"""PyTorch's functions for one type of device: CUDA's here, those of others in a subclass.
+"""PyTorch's functions for one type of device: CUDA's here, those for other types in subclasses.
 
-Code that measures calls them through ``VIEW.backend`` of ``recording/allocator_view.py``, whatever
-the type.
+Measuring code calls these functions through ``VIEW.backend`` of ``recording/allocator_view.py``,
+whatever the device's type.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Backend:
         torch.cuda.memory._record_memory_history(*arguments, **options)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return ``torch.cuda.memory._snapshot()``: the history, and the segments of now."""
+        """Return ``torch.cuda.memory._snapshot()``: the history, and the current segments."""
         import torch
 
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 MAX_HELD: Final = 3
 """maximum number of source lines to name for a peak over its limit"""
 MIN_KEPT: Final = 8
-"""lines, and keepers of a line, with less than 1/MIN_KEPT of the bytes are omitted"""
+"""a keeper is named only if it keeps at least 1/MIN_KEPT of its line's bytes; explain/causes.py
+compares growths by the same share"""
 CACHED: Final = "cached"
 """name of the row for memory that was reserved but not allocated"""
 
@@ -197,7 +198,7 @@ class HeldLine:
 
 
 def largest_lines(attribution: Attribution) -> list[HeldLine]:
-    """Return the source lines that hold most of a peak, the largest first."""
+    """Return at most MAX_HELD source lines, those with most bytes of a peak and at least 1 MiB."""
     sites = sorted(attribution.breakdown.sites, key=lambda site: -site.nbytes)[:MAX_HELD]
     lines = []
     for site in sites:

@@ -38,7 +38,7 @@ class PeakRange:
     reason: str
     """the unknown choice: "cuDNN's choice in benchmark mode" """
     judged: bool = False
-    """whether limits are compared with ``most``; if not (an estimate), with the peaks"""
+    """whether limits are compared with the range; False for an estimate, which is only reported"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The device that a step ran on; if it ran on several, they are alike."""
+    """The device that a step ran on, or one of several identical devices."""
 
     kind: DeviceKind
     name: str
@@ -71,11 +71,11 @@ class DeviceInfo:
     sm_count: int
     """number of streaming multiprocessors; 0 of another accelerator"""
     context: int = 0
-    """bytes of it that the CUDA context uses, from the card's table; 0 if unknown"""
+    """bytes of device memory that the CUDA context uses, from the table of cards; 0 if unknown"""
 
     @property
     def is_predicted(self) -> bool:
-        """Whether it is virtual: no kernel runs, and its figures are predictions for its card.
+        """Whether the device is virtual: no kernel runs, and figures are predictions for its card.
 
         Computed values are in host memory, and no driver or other process uses device memory.
         """
@@ -88,7 +88,7 @@ class DeviceInfo:
 
     @property
     def device_type(self) -> str:
-        """The type of its tensors' devices."""
+        """``torch.device.type`` of the tensors on the device."""
         return "cuda" if self.is_predicted else self.kind
 
     @property
@@ -105,7 +105,7 @@ def device_key(kind: DeviceKind, name: str) -> str:
         kept = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in text)
         return kept.strip("-.") or "unnamed"
 
-    return f"{plain(kind)}-{plain(name)}"  # a backend outside of PyTorch chooses its own kind
+    return f"{plain(kind)}-{plain(name)}"  # a third-party backend may choose any kind
 
 
 def type_of_key(key: str) -> str:
@@ -131,14 +131,14 @@ class OutOfMemory:
     needed: Peak | None = None
     """the peak of a second run without the limit; None without such a run"""
     path: str = ""
-    """the file of that line; "" if unknown"""
+    """the file of the line in ``site``; "" if unknown"""
     line: int = 0
-    """the line's number, from 1; 0 if unknown"""
+    """the number of that line, from 1; 0 if unknown"""
 
 
 PinnedCount = Literal["counted", "by time", "uncounted"]
-"""how reliable the peak of pinned host memory is: "by time" if DataLoader's threads pin batches
-ahead; "uncounted" before torch 2.10"""
+"""how the peak of pinned host memory was counted: "by time" if it depends on when DataLoader's
+threads pin batches ahead; "uncounted" before torch 2.10"""
 
 Category = Literal[
     "parameters",
@@ -157,7 +157,7 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A source line, and the blocks alive at the peak that it allocated, of one category."""
+    """The blocks of one category that a source line allocated and that are alive at the peak."""
 
     path: str
     """relative to the project if the file is inside; "" if no Python code was running"""
@@ -181,7 +181,7 @@ LineKey = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class LinePeak:
-    """A source line, and the most memory that it had at one time: its own peak, in bytes."""
+    """A source line's own peak: the most bytes that it had allocated at one time."""
 
     path: str
     """path, line, function and code are as in :class:`Site`"""
@@ -190,7 +190,7 @@ class LinePeak:
     code: str
     nbytes: int
     calls_pass: bool = False
-    """whether a backward pass that the line calls allocated it, not the line itself"""
+    """whether the bytes were allocated by a backward pass that the line calls, not by the line"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +206,13 @@ class Breakdown:
     lines: tuple[LinePeak, ...] = ()
     """line peaks of the whole step, the largest first; empty if it was not recorded"""
     unsplit: int | None = None
-    """bytes at the peak in excess of the requested bytes; None if not recorded"""
+    """bytes at the peak that exceed the rounded requests because blocks were not split; None if not
+    recorded"""
     autocast: bool | None = None
     """whether a module was called under autocast; None if not recorded"""
     course: tuple[int, ...] = ()
-    """peak allocated in each of several equal stretches of the step; empty if not recorded"""
+    """peak allocated in each of several stretches of the step, which have equally many allocator
+    events; empty if not recorded"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +228,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One device's memory over a step, in bytes; all lists are of one length.
+    """One device's memory over a step, in bytes, at a number of points.
 
-    Points are moments at which memory was allocated or freed, in order; if there are too many, a
-    selection that includes the peaks.
+    Each category, ``reserved`` and ``line_of`` have one element per point. Points are moments at
+    which memory was allocated or freed, in order; if there are too many, a selection that includes
+    the peaks.
     """
 
     categories: dict[Category, tuple[int, ...]]
@@ -246,7 +249,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """An object that keeps blocks of a line alive at a peak; the baseline had fewer blocks."""
+    """An object that keeps blocks of a source line alive at a peak that is too high."""
 
     path: str
     line: int
@@ -273,12 +276,12 @@ class ExtraBlocks(NamedTuple):
     blocks: int
     nbytes: int
     unused: int = 0
-    """upper bound of the excess bytes in the baseline's blocks: see ``Breakdown.unsplit``"""
+    """upper bound of the unsplit bytes in the baseline's blocks: its ``Breakdown.unsplit``"""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRequest:
-    """A request for which the allocator reserved a new segment, exceeding its previous maximum."""
+    """A request for which the allocator reserved a segment, to a new maximum of reserved memory."""
 
     path: str
     """path, line, function and code are as in :class:`Site`"""
@@ -291,14 +294,14 @@ class SegmentRequest:
     reserved: int
     """bytes that the test had reserved, including this segment"""
     cached: int
-    """cached bytes in segments of the same kind, which could not serve the request"""
+    """cached bytes in segments of the same pool, which could not serve the request"""
     pieces: int
     """number of free blocks that the cached bytes were divided into"""
     largest: int
     """the largest of these blocks, in bytes"""
     held_by: tuple[str, ...] = ()
-    """lines that allocated live blocks in the segment that could have served the request:
-    "model.py:29" """
+    """lines with live blocks in the segment that has most cached bytes among those large enough for
+    the request: "model.py:29" """
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +315,8 @@ class Attribution(Hinted):
     hints: tuple[Note, ...] = ()
     """changes that would lower the peak, and allocations that raise the next step's, with bytes"""
     keepers: tuple[Keeper, ...] = ()
-    """keepers of the blocks that the baseline's peak did not have, found by a second run"""
+    """for a peak that grew, keepers of the blocks that the baseline's peak did not have; for a peak
+    over a limit, of the largest lines' blocks; found by a second run"""
     segments: tuple[SegmentRequest, ...] = ()
     """the last requests that raised the reserved memory, in order"""
     kept: int = 0
@@ -379,8 +383,8 @@ class DeviceUse:
     """bytes in use when the step began that PyTorch's allocator had not reserved: CUDA contexts,
     other libraries, other processes"""
     outside: Signed
-    """highest growth of non-PyTorch memory during the step: exact at the step's end; on the virtual
-    GPU a lower bound of the maximum"""
+    """growth of memory outside PyTorch's allocator and other processes from the step's start to its
+    end, at least 0; on the virtual GPU a lower bound of the highest growth during the step"""
     others: Signed = 0
     """memory of other processes when the step ended, as far as known"""
     processes: int = 0
@@ -429,10 +433,10 @@ class ServerStart:
     refusal: str = ""
     """the error with which the server refused to start; "" if it started"""
     unseen: tuple[int, int] = (0, 0)
-    """lower and upper bound of the additional memory that a real GPU uses before the cache is
-    sized"""
+    """lower and upper bound of the memory that a real GPU, unlike the virtual GPU, uses before the
+    cache is sized"""
     unseen_later: int = 0
-    """upper bound of the additional memory that a real GPU uses after that"""
+    """upper bound of the memory that only a real GPU uses after the cache was sized"""
 
     @property
     def range(self) -> tuple[int, int]:
@@ -447,7 +451,7 @@ class ServerStart:
 
 
 MIN_INHERITED = 20 << 20
-"""minimum bytes reserved but not allocated for a report to say that earlier code reserved them"""
+"""from this many reserved but unallocated bytes on, reports say that earlier code reserved them"""
 
 
 class Fullest:
@@ -487,12 +491,12 @@ class Measurement(Fullest, Hinted):
     held: tuple[Peak, ...]
     """memory that earlier tests held when the step began; it is not part of the peaks"""
     retained: tuple[Peak, ...]
-    """memory that the step still held when it ended: after garbage collection, but for a part"""
+    """memory that the step still held when it ended; for a whole test, after garbage collection"""
     alloc_retries: int = 0
     """how often the allocator emptied its cache to satisfy a request"""
     segments: int = 0
-    """number of the allocator's segments when the step had ended; unlike in ``peaks``, those of
-    earlier tests count, so nothing is judged by it"""
+    """number of the allocator's segments when the step had ended; includes those of earlier tests,
+    unlike ``peaks``, so no verdict depends on it"""
     out_of_memory: OutOfMemory | None = None
     notes: tuple[Note, ...] = ()
     """sentences that a reader of the figures should know"""
@@ -503,7 +507,7 @@ class Measurement(Fullest, Hinted):
     slope: Slope | None = None
     """set if the test runs with several batch sizes; the peaks are those of the largest size"""
     steps: tuple[tuple[int, ...], ...] = ()
-    """for each device, the memory in use after each step, with ``steady=True``"""
+    """for each device, the requested bytes of live tensors after each step, with ``steady=True``"""
     left: tuple[int, ...] = ()
     """for each device, the memory that stayed after the tear-down; empty if not requested"""
     device_use: tuple[DeviceUse, ...] = ()

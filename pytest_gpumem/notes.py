@@ -50,10 +50,10 @@ class NoteKind(str, Enum):
     BOUND = "bound", Severity.CAUSE
     """the figures are an upper bound: sizes that depend on unknown values are at their maximum"""
     LIMIT = "limit", Severity.CAUSE
-    """another exceeded limit, the reason why less memory than a limit was available, or memory from
-    before a part"""
+    """details of an exceeded limit or an out-of-memory error: another exceeded limit, why less
+    memory was available, memory from before a part, or what the allocator does not report"""
     SERVER = "server", Severity.CAUSE
-    """what an inference server's KV cache lost"""
+    """by how much an inference server's KV cache is smaller than in the baseline"""
 
     VALUES = "values", Severity.FIGURE
     """values that the virtual GPU did not compute, although sizes or branches may depend on them"""
@@ -64,7 +64,8 @@ class NoteKind(str, Enum):
     STREAMS = "streams", Severity.FIGURE
     """tensors that other streams or collectives use: a GPU may keep them longer"""
     PINNED_COPIES = "pinned copies", Severity.FIGURE
-    """pinned memory of which a GPU may keep more: until a copy is done, or before it is written"""
+    """pinned memory that a GPU may keep until copies are done, or make resident although it was not
+    written"""
     COMPILATION = "compilation", Severity.FIGURE
     """compiled code: a GPU chooses some kernels by timing, so that some figures are less certain"""
     TIMING = "timing", Severity.FIGURE
@@ -92,12 +93,12 @@ class NoteKind(str, Enum):
     CHILD_PROCESS = "child process", Severity.UNCHECKED
     """memory of processes that the test started"""
     UNGUARDED = "unguarded", Severity.UNCHECKED
-    """a peak beyond its tolerance that does not fail the test"""
+    """a peak that is not compared, or that is beyond its tolerance without failing the test"""
 
     RECORDED = "recorded", Severity.INFORMATION
     """this run writes the baseline"""
     BASELINE = "baseline", Severity.INFORMATION
-    """where the baseline is, and its versions of torch, CUDA and cuDNN"""
+    """the baseline's file, toolchain or figures"""
     LEFTOVER = "leftover", Severity.INFORMATION
     """memory of earlier tests, which is not counted"""
     RUN = "run", Severity.INFORMATION
@@ -107,7 +108,7 @@ class NoteKind(str, Enum):
     RANK = "rank", Severity.INFORMATION
     """which rank of torchrun the result is from"""
     BREAKDOWN = "breakdown", Severity.INFORMATION
-    """how the breakdown of a peak was made"""
+    """how a peak's breakdown was made, what it lacks, or that only cached memory grew"""
     OTHER = "other", Severity.INFORMATION
     """a note that a hook adds"""
 
@@ -122,7 +123,7 @@ class NoteKind(str, Enum):
     TRIAL = "trial", Severity.HINT
     """a batch size or a variant that was tried"""
 
-    __str__ = str.__str__  # the value, in every Python
+    __str__ = str.__str__  # str() gives the value in every version of Python
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Declarations of every attribute of PyTorch and other packages that this package replaces.
 
-A patch is declared when our module is imported, which does not import the other package. It lasts
-for a block, or for the process. If guards of compiled code compare a function's identity,
-:mod:`pytest_gpumem.recording.wrapped_functions` changes the function's code instead.
+Importing the module that declares a patch does not import the other package. An applied patch
+lasts until an ExitStack closes, or as long as the process. If guards of compiled code compare a
+function's identity, :mod:`pytest_gpumem.recording.wrapped_functions` changes the function's code
+instead.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Patch:
         """Declare the patch.
 
         Args:
-            module: the other package's module that contains them.
+            module: the other package's module that contains the attributes.
             names: the attributes, relative to the module: "compile_fx", "CompiledFxGraph.__call__".
                 "*" as the class means every class of the module that defines the method itself.
             reason: a clause that says why.

@@ -28,7 +28,7 @@ _LINKED: Final = "__editable__"
 _CACHE_TAG: Final = "CACHEDIR.TAG"
 """file that marks a cache folder (https://bford.info/cachedir/)"""
 _STARRED_ARGUMENT: Final = re.compile(r"[(,]\s*\*")
-"""an argument like *args; only lines with one are parsed"""
+"""an argument like *args; a line without one forwards no call, so its file need not be parsed"""
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
 """packages whose lines do not help to find the user's own code"""
 MAX_CODE_LENGTH: Final = 120
@@ -51,7 +51,7 @@ def source_code(filename: str, line: int) -> str:
 def users_line(frame: FrameType | None) -> Line | None:
     """Return the innermost line of user code in a stack; None if there is none.
 
-    A decorator's line that only forwards the call counts only if there is no other.
+    A decorator's line that only forwards the call is returned only if there is no other line.
     """
     innermost = None
     while frame is not None:
@@ -158,8 +158,8 @@ def import_folders() -> tuple[Path, ...]:
 def only_forwards_call(filename: str, line: int) -> bool:
     """Return whether a line of a decorator only calls the decorated function.
 
-    The code shows that: the called function is an argument of an enclosing function, and gets
-    all arguments of the wrapper unchanged, including ``*args`` or ``**kwargs``. Such a line is the
+    It does if the called function is an argument of an enclosing function, and gets all arguments
+    of the wrapper unchanged, including ``*args`` or ``**kwargs``. Such a line is the
     same for all decorated functions, and says nothing about any of them.
     """
     code = "".join(linecache.getlines(filename)[line - 1 : line + 2])  # a call may span lines
@@ -327,7 +327,7 @@ def _named(arguments: ast.arguments) -> list[ast.arg]:
 
 
 def _forwards_all_arguments(call: ast.Call, own: ast.arguments, around: frozenset[str]) -> bool:
-    """Return whether a call passes all own arguments on to an argument of an enclosing function."""
+    """Return whether a call passes all of ``own`` on to an argument of an enclosing function."""
     if not isinstance(call.func, ast.Name) or call.func.id not in around:
         return False
     if call.func.id in {argument.arg for argument in _named(own)} or not (own.vararg or own.kwarg):

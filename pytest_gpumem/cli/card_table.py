@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def described(properties: Any, torch_version: str) -> dict[str, Any]:  # noqa: ANN401 - torch's
     """Convert torch's device properties to the fields of a card's file.
 
-    The CUDA context's size is estimated from the number of SMs: what is in use may include memory
-    of other processes and libraries.
+    The CUDA context's size is estimated from the number of SMs, not measured: the memory in use may
+    include that of other processes and libraries.
     """
     capability = properties.major, properties.minor
     if capability not in LIMITS:

@@ -119,7 +119,7 @@ class ProgramItem:
 
     def __init__(self, nodeid: str, script: str, run: Callable[[], None]) -> None:
         """Store the program's name in baselines, its file or module, and the function to run it."""
-        self.nodeid, self.argument = nodeid, ""  # reports show the command instead
+        self.nodeid, self.argument = nodeid, ""  # the launcher is the whole command
         self._script = script
         self.runtest = run
 
@@ -263,8 +263,9 @@ class JudgedProgram:
     ) -> tuple[list[Result], list[str], bool]:
         """Judge the program after its end, also after an error; write its baseline and reports.
 
-        Return the results (none if the program failed by its own error), lines to print, and
-        whether the program fails: because of its memory, or because a file could not be written.
+        Return the results, lines to print, and whether the program fails: because of its memory, or
+        because a file could not be written. There are no results if the program used no GPU, or
+        failed by its own error or exit status.
 
         Raises:
             GpuMemError: the measurement is meaningless.
@@ -274,7 +275,8 @@ class JudgedProgram:
         run, results = self._session.run, []
         refused = any(start.refusal for start in self._children.server_starts())
         if error is None and refused and not passed:
-            error = SystemExit("the server did not start")  # SGLang ends its process so
+            # SGLang ends with sys.exit(1), of which only the exit status is left.
+            error = SystemExit("the server did not start")
         unused = run is None or run.is_unused
         used_below = self._processes_used_a_gpu(passed=passed, alone=unused)
         if run is not None and error is None and unused and not used_below:

@@ -39,7 +39,7 @@ UNUSED: Final = re.compile(r"(nvidia|cuda)-.*|(pytorch-)?triton")
 CUDNN: Final = re.compile(r"nvidia-cudnn-cu\d+")
 TRITON: Final = re.compile(r"(pytorch-)?triton")
 KEPT: Final = {"nvidia-ml-py"}
-"""pure Python, 50 kB: lists the processes on a real GPU"""
+"""kept although UNUSED matches it: pure Python, 50 kB; lists the processes on a real GPU"""
 # Packages for CUDA 12 and for CUDA 13; a build of torch requires those for one version only.
 EXCLUDED_BY_UV: Final = (
     *("cuda-bindings", "cuda-pathfinder", "cuda-toolkit", "nvidia-cublas", "nvidia-cublas-cu12"),

@@ -1,4 +1,4 @@
-"""Run a program several times: with several values of an argument, cards or ranks."""
+"""Run a program several times: with values of an argument, on several cards, or as ranks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ProgramTrials(NamedTuple):
     def largest(self, values: Range, capacity: int | None) -> Largest:
         """Find an argument's largest value that fits in ``capacity`` bytes of reserved memory.
 
-        None is the memory of a real device.
+        If ``capacity`` is None, it is the memory of the device that a first run used.
 
         Raises:
             GpuMemError: the program failed for a reason other than memory, or the device does not
@@ -218,7 +218,8 @@ def starts_of(results: Sequence[Result]) -> Sequence[ServerStart]:
 def _probe(value: int, results: Sequence[Result], capacity: int) -> Probe:
     """Return the memory that a run needed; for a server, with a KV cache for one request.
 
-    A server's cache takes what is left of ``capacity`` bytes, so its peak does not depend on value.
+    A server's cache takes all that is left of ``capacity`` bytes, so the measured peak says nothing
+    about ``value``.
     """
     fits = not any(map(is_refused, results))
     needs = [capacity + shortage(each) for each in starts_of(results) if each.needed]

@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     program_arguments = parser.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="argument", help="an argument of it"
     )
-    program_arguments.required = False  # else argparse also calls these missing if SCRIPT is
+    program_arguments.required = False  # else argparse reports these too if SCRIPT is missing
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def run_several(
     arguments: argparse.Namespace, ranks: Sequence[int], card: Card | None
 ) -> Outcome | None:
-    """Run a program on several cards, with several values or as several ranks.
+    """Run a program on several cards, with several values of an argument, or as several ranks.
 
     Return None if no option requests several runs.
     """
@@ -286,13 +286,13 @@ def measure_program(
         results, lines, failed = test.finish(error, passed=not status)
     except GpuMemError as worthless:
         results, lines, failed = [], [f"gpumem: {worthless}"], True
-    if error is not None:  # finish() has added a note if values were not computed
+    if error is not None:  # finish() may have added a note on uncomputed values
         show_error(error)
     limit = run.spec.bytes_of("max_gib")
     # Judging replays requests on the device, and a measurement taken now would count them.
     measurement = (results[0].measurement if results else None) or run.measurement()
     lines = [*server_tables(results), *lines]
-    told = any(result.verdict.failed for result in results)  # then ``lines`` have all notes
+    told = any(result.verdict.failed for result in results)  # ``lines`` then contain the notes
     children = watch.children()
     # If the program raised, the measurement has no notes on its child processes yet.
     notes = dict.fromkeys((*measurement.notes, *process_notes(children, Path.cwd())))
@@ -323,7 +323,7 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
         rows.append((name, f"{info.device_type}:{index}", *sizes, share))
     titles = ("process", "device", "peak allocated", "peak reserved", f"of {format_size(room)}")
     first = 0 if children else 1  # a single process needs no name
-    last = 5 if room else 4  # no share of a memory whose size is unknown
+    last = 5 if room else 4  # the last column needs a known memory size
     lines = [f"gpumem: {virtual}{info.name}"]
     if rows:
         lines.append(

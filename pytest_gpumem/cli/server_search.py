@@ -55,7 +55,7 @@ class ServerSearch:
     """Starts a server with shorter requests, another share of the memory, or larger cards."""
 
     def __init__(self, options: Sequence[str], program: Sequence[str], card: Card) -> None:
-        """Store ``options`` of ``gpumem run``, without a card, and the program with its words."""
+        """Store ``options`` of ``gpumem run`` but the card, and the program with its arguments."""
         self._options, self._program, self._card = options, program, card
 
     def table(self, refused: ServerStart) -> str:
@@ -105,7 +105,7 @@ class ServerSearch:
         return None
 
     def _other_share(self, refused: ServerStart) -> Tried | None:
-        """Try the nearest share of the memory that is enough, or that leaves enough."""
+        """Try another share of memory: a smaller one after an overflow, else a larger one."""
         if not (refused.needed and refused.requested):
             return None
         if overflow(refused):

@@ -55,7 +55,7 @@ class Block:
     """bytes beyond the rounded request that the allocator did not split off"""
 
     def alive(self, index: int) -> bool:
-        """Return whether the block is allocated after the event with this index."""
+        """Return whether the block is live just after the event with this index."""
         return self.start <= index and (self.end is None or index < self.end)
 
 
@@ -114,8 +114,8 @@ class AllocatorLog:
     def of(cls, recording: Recording, index: int) -> AllocatorLog:
         """Build the log of one device of a recording.
 
-        A block that an earlier run allocated and this one uses starts when this run first uses it,
-        with the tensors that the earlier run saw in it.
+        If this run uses a block that an earlier run allocated, the block starts at the time from
+        which this run uses it, and has the tensors that the earlier run saw in it.
         """
         events = recording.events[index] if index < len(recording.events) else []
         log = cls(events, recording.segments(index), recording.settings, recording.tags())
@@ -246,7 +246,7 @@ class AllocatorLog:
 
 
 def rounded_size(size: int, divisions: Sequence[int]) -> int:
-    """Round a request up to its block's size, without a remainder that is not split off.
+    """Round a request up to the least size of its block; a block that is not split is larger.
 
     ``divisions`` are those of ``roundup_power2_divisions``, one per power of two.
     """

@@ -50,7 +50,7 @@ BINDINGS: Final = Patch(
     reason="code under test reads the allocator's figures as if nothing were measured",
 )
 LAZY_MODULES: Final = Patch(
-    "torch", "_lazy_modules", reason="a snapshot imports no Inductor for a program that has not"
+    "torch", "_lazy_modules", reason="a snapshot imports no Inductor if the program has not"
 )
 RETRIES: Final = "num_alloc_retries"
 TOTALS: Final = ("allocated", "freed")

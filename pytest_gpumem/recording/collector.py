@@ -23,11 +23,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 STOCK: Final = 20_000
-"""spare objects at the start of a measurement"""
+"""spare objects at the start of a measurement; freeing one lowers the collector's count"""
 MAX_TUPLE_LENGTH: Final = 20
 """freed tuples with fewer elements go to CPython's free lists, for reuse"""
 REUSED: Final = 80
-"""freed lists, dicts and tuples of each length that CPython's free lists keep, at least"""
+"""least number of freed lists, of dicts, and of tuples of each length that CPython's free lists
+keep"""
 
 
 class _Spare:

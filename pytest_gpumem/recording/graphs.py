@@ -145,8 +145,7 @@ class _Hooks:
         packed_tensors: list[Saved] = []
         self._reading.packed_tensors = packed_tensors
         try:
-            # "saved_tensors" exists on a Python Function, "_saved_tensors" on a C++ node such as
-            # stack
+            # A Python Function has "saved_tensors", a C++ node (StackBackward0) "_saved_tensors".
             saved = getattr(node, name if hasattr(type(node), name) else name[1:])
         except RuntimeError:  # the tensor was changed in place after the node saved it
             return packed_tensors
@@ -175,7 +174,7 @@ def packed_objects(roots: Iterable[object]) -> Iterator[Any]:
         if issubclass(type(value), torch.Tensor):
             tensor = cast("Tensor", value)
             yield tensor
-            if tensor.grad_fn is not None:  # in older torch it saved a checkpoint's inputs
+            if tensor.grad_fn is not None:  # in older torch this node saved a checkpoint's inputs
                 yield tensor.grad_fn
         elif is_node(value):
             yield value

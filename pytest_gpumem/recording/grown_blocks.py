@@ -18,12 +18,14 @@ def grown_blocks(blocks: Iterable[Block], ends: Sequence[float], first: int) -> 
     ``ends`` are the times at which steps ended; ``first`` is the index of the step just before
     these last steps.
 
-    Some blocks that were allocated in the last steps and stayed replace blocks that were freed,
-    such as the batch of the last step. The youngest blocks replace freed blocks with the same
-    Python stack, or the same size; a block that is larger than the one it replaces counts by the
-    difference. A variable may still refer to a block of the last step that a further step would
-    free. If step ``first`` left a block with the same stack and size, that older block counts
-    instead.
+    Blocks that were allocated in the last steps and are still alive may replace older blocks that
+    were freed meanwhile, as the last step's batch replaces an earlier one. So each new block, the
+    youngest first, is paired with a freed block of the same Python stack and size, else of the same
+    stack, else of the same size, and counts only by the bytes that it is larger.
+
+    Of the blocks that are left, one of the last step may be alive only because a variable still
+    refers to it, and a further step would free it. If step ``first`` left a block with the same
+    stack and size, that older block counts instead.
     """
     start, end = ends[first], ends[-1]
     came: list[Block] = []

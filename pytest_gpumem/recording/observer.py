@@ -41,7 +41,7 @@ OBSERVED: Final = Patch(
     *("nn.Module.__setattr__", "nn.Module.add_module", "nn.Module.register_parameter"),
     *("nn.Module.register_buffer", "nn.Module._apply", "nn.Module.zero_grad"),
     *("optim.Optimizer.zero_grad", "utils.swap_tensors", "amp.autocast_mode.autocast.__enter__"),
-    reason="a report names the parameters, buffers and gradients of a peak, and autocast's end",
+    reason="a report names a peak's parameters, buffers and gradients, and says if autocast ran",
 )
 PASSES: Final = Patch(
     "torch.autograd",

@@ -78,7 +78,7 @@ class OptimizerWatch:
         self._stack.close()
 
     def forget(self) -> None:
-        """Forget the steps so far, but not that an optimizer has state by now."""
+        """Forget the steps so far; an optimizer that has state by now is not new afterwards."""
         self._progress.clear()
 
     @contextmanager

@@ -77,7 +77,10 @@ def plain_tensors(tensor: Tensor, depth: int = MAX_DEPTH) -> Iterator[Tensor]:
 
 
 def live_tensors() -> list[Tensor]:
-    """Return the Python objects that are tensors on a measured device; drop the list at once."""
+    """Return the Python objects that are tensors on a measured device.
+
+    The list keeps them alive: callers must drop it at once.
+    """
     import torch
 
     # type(), not isinstance: isinstance reads __class__, which makes a lazy object load itself.

@@ -1,8 +1,8 @@
 """The data that one run records; times are microseconds since 1970.
 
 What hooks record at each call, pass and step is appended to a few flat lists: Python's collector
-would count a list, tuple or instance for each record, and so free the reference cycles of the
-user's code earlier than without a recording.
+would count a list, tuple or instance for each record, and thereby free the reference cycles of
+the user's code earlier than without a recording.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Key = int | tuple[Any, int]
 
 
 class Name(NamedTuple):
-    """A program's name for an object; if an object has several, the smallest is reported."""
+    """A program's name for an object; if there are several, the first in sort order is reported."""
 
     is_foreign: bool
     """whether the name is in a library, such as PyTorch, rather than in the user's code"""

@@ -35,13 +35,14 @@ MAX_OBJECTS: Final = 200_000
 """objects and graph nodes to find before the search is cut short; a count, not a time, so that the
 result does not depend on the machine's speed"""
 MAX_LEVELS: Final = 100
-"""most objects between a tensor and a name; each level scans the whole process's references"""
+"""maximum number of objects between a tensor and a name: each level scans all references of the
+process"""
 FEW: Final = 40
 """number of objects up to which ``gc.get_referrers`` is faster than scanning chunks"""
 CHUNK: Final = 500
 """objects whose references are scanned together"""
 MAX_GROUPS: Final = 50
-"""groups to make, from which the largest are reported"""
+"""maximum number of groups to build; the largest of these are reported"""
 MAX_HOLDERS: Final = 5
 NOT_SEARCHED: Final = "objects that were not searched, as there are too many"
 UNNAMED: Final = "PyTorch itself: no Python object refers to it"
@@ -190,7 +191,8 @@ class _Search:
         """Add edges to a tensor's storage, its gradient and the node that made it."""
         import torch
 
-        with torch._C.DisableTorchFunctionSubclass():  # some subclasses' own raises
+        # Some subclasses' own __torch_function__ raises.
+        with torch._C.DisableTorchFunctionSubclass():
             device, node = tensor.device.type, tensor.grad_fn
         if device == VIEW.backend.device_type and (place := place_of(tensor)) in self._blocks:
             self._edge(key, place)

@@ -21,7 +21,7 @@ CONTEXTS: Final = (None, "state", "alloc", "all")
 CLEARS, SKIPPED, RECORDS_CUDA = 4, 7, 9
 """indices of other arguments of PyTorch's binding ``_cuda_record_memory_history``"""
 MAX_EVENTS: Final = 1_000_000
-"""allocations and frees that a history keeps; the oldest are dropped beyond it"""
+"""maximum number of events that a history keeps; beyond it the oldest are dropped"""
 
 
 class HistorySettings(NamedTuple):
@@ -71,7 +71,7 @@ class SharedHistory:
         switch: Callable[..., object],
         record: Callable[..., None],
     ) -> None:
-        """Store the functions that it calls.
+        """Store the functions that this object calls.
 
         Args:
             notify: announces that the history, which is global, is about to be reset.
@@ -117,7 +117,7 @@ class SharedHistory:
         self._hidden_times.append((start, time.time_ns() // 1000 + 1))
 
     def begin(self, stack: ExitStack) -> None:
-        """Switch the history on until the stack closes; the test's code sees only its events."""
+        """Switch the history on until the stack closes, without showing its events to the test."""
 
         def end() -> None:
             self._notify()

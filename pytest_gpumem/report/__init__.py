@@ -1,4 +1,1 @@
-"""The record of a session, and a renderer for each format.
-
-It may import baselines, judge and base modules.
-"""
+"""The record of a session, and a renderer for each format."""

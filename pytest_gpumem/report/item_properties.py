@@ -47,7 +47,7 @@ def properties(results: Iterable[Result]) -> Iterator[tuple[str, str | int]]:
 
 
 def property_lines(user_properties: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """Yield a line for each figure among a report's properties, with sizes in words, too."""
+    """Yield a line for each of our properties in a report, with sizes formatted as well."""
     for name, value in user_properties:
         if name.startswith(PREFIX):
             is_size = isinstance(value, int) and any(word in name for word in _SIZES)

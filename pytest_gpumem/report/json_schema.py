@@ -132,7 +132,7 @@ class AttributionJson(_Noted, Strict, frozen=True, rename=_TEXTS):
 
 
 class MeasurementJson(_Noted, Strict, frozen=True, rename=_TEXTS):
-    """One step's memory; all lists but notes and hints have one entry a device."""
+    """One step's memory; lists except notes, hints and pinned_lines have one entry per device."""
 
     device: DeviceJson
     provenance: ProvenanceJson
@@ -188,7 +188,7 @@ class VerdictJson(
 
     @property
     def advice(self) -> str:
-        """The remedy without its command, where the report words it separately."""
+        """The remedy without the text of ``command``, which reports show separately."""
         return self.remedy.removesuffix(self.command_text).rstrip() if self.command else self.remedy
 
 
@@ -212,7 +212,7 @@ class BaselineJson(FiguresJson, frozen=True):
 
 
 class BesideJson(Strict, frozen=True):
-    """The part that another part of its test is held to."""
+    """The part whose figure limits another part of the same test."""
 
     part: str
     peaks: tuple[PeakJson, ...]
@@ -275,7 +275,7 @@ class UpdatesJson(Strict, frozen=True):
 
 
 class OwnOutcomeJson(Strict, frozen=True):
-    """A phase of a marked test that the test's own code ended, without a verdict."""
+    """A phase of a marked test that the test's own code failed or skipped: it has no verdict."""
 
     nodeid: str
     word: Literal["failed", "error", "skipped", "xfailed"]

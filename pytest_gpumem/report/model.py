@@ -37,7 +37,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where and how a session ran: it identifies the source of the figures on other machines."""
+    """Where and how a session ran: other machines identify the source of its figures by this."""
 
     commit: str = ""
     """the commit that was checked out; "" outside a git repository"""
@@ -69,7 +69,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class OwnOutcome:
-    """A phase of a marked test that the test's own code ended, without a verdict."""
+    """A phase of a marked test that the test's own code failed or skipped: it has no verdict."""
 
     nodeid: str
     word: str
@@ -80,7 +80,7 @@ class OwnOutcome:
     text: str = ""
     """the traceback as pytest shows it"""
     part: ClassVar[str] = ""
-    """always the whole test; results have a part, too"""
+    """always the whole test; renderers also read the part of a result"""
 
     @property
     def module(self) -> str:

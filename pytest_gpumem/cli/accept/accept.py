@@ -155,7 +155,7 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
     trouble_lines = tuple(f"gpumem: {printable(line)}" for line in lines[:MAX_NAMES])
     if len(lines) > MAX_NAMES:
         trouble_lines += (f"gpumem: and {len(lines) - MAX_NAMES} more",)
-    # A test that the user did not name, and that failed before it was measured, keeps its baseline.
+    # Without -k, a test that failed before it was measured keeps its baseline: it refuses nothing.
     if (refusals or (without and chosen is not None)) and not arguments.skip_refused:
         remedy = "gpumem: nothing was written; --skip-refused accepts the other tests"
         return Outcome("", BAD_INPUT, (*trouble_lines, remedy))

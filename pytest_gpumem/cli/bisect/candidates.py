@@ -1,7 +1,7 @@
 """List the releases of a package between two versions, according to a package index.
 
-An index gives each file's upload time in its JSON (packaging.python.org, "Simple repository API",
-version 1.1 and later); PyPI does.
+Upload times are in an index's JSON from version 1.1 of the "Simple repository API" on
+(packaging.python.org); PyPI has them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ UNSET: Final = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
 """variables that would make another environment's Python import modules of this environment"""
 
 LIGHT: Final = (sys.executable, "-m", "pytest_gpumem", "light", "--cudnn")
-"""command that prints requirements without NVIDIA's packages"""
+"""command that prints requirements without NVIDIA's packages, except cuDNN"""
 UNREACHED: Final = re.compile(
     r"Retry\(total=0\b.* after (connection broken by .+)|Failed to fetch|error sending request|"
     r"network timeout|name resolution"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ChangeKind(str, Enum):
-    """The kinds of changes, in order; the values are the words that every renderer uses."""
+    """The kinds of changes, in display order; the values are the words of every renderer."""
 
     OUT_OF_MEMORY = "ran out of memory"
     GREW = "grew"
@@ -41,7 +41,7 @@ class ChangeKind(str, Enum):
     INCOMPARABLE = "incomparable"
     SAME = "same"
 
-    __str__ = str.__str__  # the value, in every version of Python
+    __str__ = str.__str__  # str() gives the value in every version of Python
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Changes:
 
     @cached_property
     def common_changes(self) -> tuple[CommonChange, ...]:
-        """Groups of tests that changed alike, from one toolchain to another."""
+        """Groups of tests that changed together when the toolchain changed."""
         changes = []
         for entry in self.entries:
             old, new, key = entry.old, entry.new, entry.key

@@ -224,7 +224,7 @@ def commits_of(root: Path, folder: str, ending: str) -> list[Commit]:
 
 
 def working_files(root: Path, folder: str, ending: str) -> dict[Path, str]:
-    """Map the working tree's files with an ending to the names that git would give their blobs."""
+    """Map the working tree's files with an ending to the blob hashes that git computes for them."""
     git = ("-C", str(root))
     place = f":(top,literal){folder}" if folder else ":/"
     options = ("-z", "--cached", "--others", "--exclude-standard", "--", place)

@@ -28,7 +28,7 @@ changes come first."""
 DEFAULT_COMMITS: Final = 20
 """commits to read, unless a test is named"""
 MAX_NAMES: Final = 5
-"""names that a message suggests"""
+"""maximum number of names that a message suggests"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

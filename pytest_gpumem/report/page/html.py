@@ -80,7 +80,7 @@ class DeviceSection(NamedTuple):
 
 
 class PageEntry(NamedTuple):
-    """A row of the table with its section: a result, or a test that its own code ended."""
+    """A table row with its section: a result, or a test that its own code failed or skipped."""
 
     anchor: str
     """the id of its section, the same for this test in every page"""
@@ -88,7 +88,7 @@ class PageEntry(NamedTuple):
     rank: float
     """urgency of its verdict, the most urgent lowest"""
     failed: bool
-    """whether the test failed the session"""
+    """whether the test makes the session fail"""
     word: str
     """the verdict's word, or pytest's word for the outcome"""
     mark: str
@@ -304,7 +304,7 @@ def refusal_of(result: Result, device: int) -> RefusedRequest | None:
     ]
     usable = measurement.device.usable_memory  # 0: unknown
     cap = min([*budgets, *([usable] if usable else [])], default=0)
-    # Not every accelerator holds a step to its budget.
+    # Not every accelerator enforces a budget, so more than the cap may be reserved.
     return RefusedRequest(oom.requested, oom.reserved, max(cap, oom.reserved))
 
 
@@ -337,7 +337,7 @@ def _template_environment() -> Environment:
         provenance_text=provenance_text,
         max_sites=MAX_SITES,
         max_drawn=MAX_DRAWN,
-        size=lambda *args, **options: Markup(size_cell(*args, **options)),  # noqa: S704 - words of the templates
+        size=lambda *args, **options: Markup(size_cell(*args, **options)),  # noqa: S704 - the templates' words
         difference=lambda *args: Markup(difference_cell(*args)),  # noqa: S704 - likewise
         name=lambda test: Markup(name_html(test)),  # noqa: S704 - it is escaped
         comparisons=comparisons_table,
@@ -466,7 +466,7 @@ def difference_cell(nbytes: int | None, label: str = "difference", *, coloured: 
 
 def _markup(html: str) -> Markup:
     """Mark this package's own HTML as safe."""
-    return Markup(html)  # noqa: S704 - templates made it, or it lies beside them
+    return Markup(html)  # noqa: S704 - text from outside is escaped in it
 
 
 @cache

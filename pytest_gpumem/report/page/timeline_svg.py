@@ -353,7 +353,7 @@ def refusal_mark(refused: tuple[int, int, str], scale: _Scale) -> str:
 
 
 def points_json(timeline: Timeline, ghost: Sequence[int] = ()) -> str:
-    """Serialize the points as JSON, with each column as the points at which it changes.
+    """Serialize the points as JSON; each column lists only the points at which it changes.
 
     The baseline's levels, at equal distances, are in bytes, and not in units of a block.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Site
 
 MIN_MEMBERS: Final = 3
-"""tests that must fail for one cause to be reported together"""
+"""least number of failures with one cause that are reported together"""
 
 CauseKey = tuple[str, str, str, str]
 """category, file, function and code, which identify a line even if its number changed; for an edit,

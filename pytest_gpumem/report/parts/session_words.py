@@ -37,7 +37,7 @@ MAX_REASONS = 4
 
 
 def moved_together(results: Iterable[Result]) -> list[CommonChange]:
-    """Return groups of figures that a new toolchain changed alike, and beyond their tolerance."""
+    """Return groups of figures that a new toolchain moved together, beyond their tolerance."""
     toolchain_changes = []
     for result in results:
         entry, measurement = result.baseline_entry, result.measurement

@@ -50,7 +50,7 @@ class ToolchainChange:
 
 @dataclass(frozen=True)
 class CommonChange:
-    """Several tests' figures that changed alike from one toolchain to another."""
+    """Several tests' figures that changed together from one toolchain to another."""
 
     old: Provenance
     new: Provenance

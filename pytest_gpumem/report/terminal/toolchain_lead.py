@@ -22,7 +22,7 @@ _ELSEWHERE = "(other tests moved with it, see the summary; -v shows the details)
 def lead_lines(
     results: Sequence[Result], width: int = 80, *, arguments: Sequence[str] = ()
 ) -> list[Line]:
-    """Return the first lines of a summary; [] if no toolchain changed several tests alike."""
+    """Return the first lines of a summary; [] if no new toolchain moved several tests together."""
     groups = moved_together(results)
     sentences = [group.sentence for group in groups]
     command: UpdateCommand | None = None
