@@ -70,7 +70,7 @@ class Pipeline:
         self._judging = judging
         self._explainer = explainer
         self._snapshots = snapshots
-        self._unknown_sizes = UnknownSizesStage(runner)
+        self._unknown_sizes = UnknownSizesStage(runner, judging)
         self._before_verdict: tuple[Stage, ...] = (
             *(
                 SteadyStage(runner, explainer),

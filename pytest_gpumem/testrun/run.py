@@ -144,10 +144,7 @@ class Run:
     def start(self) -> None:
         """Settle, cap the device, and start counting."""
         self.meter.start()
-        if self.spec.max_pinned_gib is not None:
-            require_pinned_stats(f"max_pinned_gib={self.spec.max_pinned_gib!r}")
-        if self.spec.max_host_gib is not None:
-            self.meter.host.require(f"max_host_gib={self.spec.max_host_gib!r}")
+        self._require_figures(self.spec)
         self.meter.room.cap(self.limit)
         if self.spec.max_leak_mib is not None:
             self.excused_blocks = set(self.meter.isolation.blocks())
@@ -215,7 +212,19 @@ class Run:
         call = f"gpu_memory.measure({shown(name)}, "
         relations, limits_declared = read_relations(declared, self.parts, call)
         spec = spec_from_call(name, limits_declared, self.spec)
+        self._require_figures(spec)
         return self._part(name, spec, relations)
+
+    def _require_figures(self, spec: MemorySpec) -> None:
+        """Refuse limits of figures that this PyTorch, device or system does not have.
+
+        Raises:
+            DeviceError: a limit would always hold.
+        """
+        if spec.max_pinned_gib is not None:
+            require_pinned_stats(f"max_pinned_gib={spec.max_pinned_gib!r}")
+        if spec.max_host_gib is not None:
+            self.meter.host.require(f"max_host_gib={spec.max_host_gib!r}")
 
     @contextmanager
     def _part(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.result import too_much
+from pytest_gpumem.judge.verdict import unexplained
 from pytest_gpumem.measurement import PeakRange
 from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.notes import Note, NoteKind
@@ -18,16 +19,18 @@ from pytest_gpumem.testrun.rerun import may_run_again
 from pytest_gpumem.testrun.second_runs import LEAST_SIZES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pytest_gpumem.measurement import Measurement, Peak
-    from pytest_gpumem.testrun.judging import EndedTest
+    from pytest_gpumem.testrun.judging import EndedTest, Judging
     from pytest_gpumem.testrun.rerun import Runner
 
 
 class UnknownSizesStage:
     """Runs a test again with the smallest sizes if it needs too much memory with the largest."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, judging: Judging) -> None:
+        self._runner, self._judging = runner, judging
 
     def applies(self, test: EndedTest) -> bool:
         """See :class:`Stage`."""
@@ -52,18 +55,32 @@ class UnknownSizesStage:
             ):
                 if attempt.passed and not attempt.left:
                     least = {part: run.peaks_of(part) for part in test.measured}
+        anyway = self._too_much(test, least)
         measured = {
-            part: (spec, bounded(kept, least.get(part, ()), places))
+            part: (spec, bounded(kept, least.get(part, ()), places, too_much_anyway=part in anyway))
             for part, (spec, kept) in test.measured.items()
         }
         return test._replace(measured=measured, recorded=recorded)
 
+    def _too_much(self, test: EndedTest, least: Mapping[str, tuple[Peak, ...]]) -> set[str]:
+        """Return the parts that need too much memory with the least sizes as well."""
+        measured = {
+            part: (spec, replace(kept, peaks=least[part], out_of_memory=None))
+            for part, (spec, kept) in test.measured.items()
+            if least.get(part)
+        }
+        explain = dict.fromkeys(measured, unexplained)
+        results = self._judging.results(test._replace(measured=measured), explain)
+        return {result.part for result in results if too_much([result])}
 
-def bounded(measurement: Measurement, least: tuple[Peak, ...], places: str) -> Measurement:
+
+def bounded(
+    measurement: Measurement, least: tuple[Peak, ...], places: str, *, too_much_anyway: bool
+) -> Measurement:
     """Return a measurement with a note that it is an upper bound, and with its range if known.
 
-    ``least`` are the peaks with the least sizes, or (). ``places`` are the source lines whose
-    unknown sizes are at their maximum.
+    ``least`` are the peaks with the least sizes, or (); ``too_much_anyway`` is whether these are
+    too high as well. ``places`` are the source lines whose unknown sizes are at their maximum.
     """
     needed = measurement.out_of_memory.needed if measurement.out_of_memory else None
     most = measurement.peaks if needed is None else (needed,)
@@ -81,5 +98,7 @@ def bounded(measurement: Measurement, least: tuple[Peak, ...], places: str) -> M
             reason = f"sizes that depend on unknown values ({places})"
             spanned = PeakRange(least, measurement.peaks, reason, judged=True)
             measurement = replace(measurement, range=spanned)
-    note = Note(NoteKind.BOUND, sentence)
+    if too_much_anyway:
+        sentence += ": the test needs too much in either case"
+    note = Note(NoteKind.RANGE if too_much_anyway else NoteKind.BOUND, sentence)
     return replace(measurement, notes=(note, *measurement.notes))

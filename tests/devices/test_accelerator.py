@@ -158,6 +158,11 @@ def test_is_a_rank(gpu_memory):
 @pytest.mark.gpu_memory(max_pinned_gib=1)
 def test_pins(gpu_memory):
     pass
+
+@pytest.mark.gpu_memory
+def test_pins_in_a_part(gpu_memory):
+    with gpu_memory.measure("pins", max_pinned_gib=2):
+        pass
 """
 
 
@@ -235,14 +240,15 @@ def test_an_error_that_names_the_device_is_known_by_its_text(device_type, text, 
 
 def test_what_it_cannot_do_is_refused_by_name(accelerated):
     session = run(accelerated, source=REFUSED)
-    assert session.outcomes == {"errors": 4}
+    assert session.outcomes == {"errors": 4, "failed": 1}
     for sentence in (
         "devices=3: this machine shows 2 standin devices; request fewer devices",
         "card='T4': this is a CUDA GPU, and the test runs on standin; leave card out",
         "world_size=8: one rank alone needs NCCL, and the test runs on standin; start all ranks",
         "does not report how much host memory is pinned for standin",
+        "DeviceError: max_pinned_gib=2",
     ):
-        assert sentence in session.flat
+        assert sentence in session.flat, session.out
 
 
 def test_workers_of_xdist_have_the_figures_of_one_process(accelerated):

@@ -165,6 +165,21 @@ def test_a_test_that_cannot_run_with_the_least_sizes_fails_by_a_bound_all_the_sa
     assert "all is taken (" not in session.flat
 
 
+@pytest.mark.parametrize(
+    ("mark", "verdict"),
+    [
+        ("max_allocated_gib=0.025", "over budget: peak allocated of 160.0"),
+        ("max_gib=0.025", "out of memory: the step does not fit in max_gib=0.025"),
+    ],
+)
+def test_a_failure_with_the_least_sizes_too_is_by_no_bound(suite, mark, verdict):
+    session = bound_of(suite, mark)
+    assert session.outcomes == {"failed": 1}
+    assert verdict in session.flat, session.out
+    assert "by a bound" not in session.flat
+    assert ", from none to all): the test needs too much in either case" in session.flat
+
+
 def test_a_limit_that_a_bound_keeps_is_kept(suite):
     session = bound_of(suite, "max_allocated_gib=0.2", args=["-v"])
     assert session.outcomes == {"passed": 1}
