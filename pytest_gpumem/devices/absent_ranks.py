@@ -98,7 +98,7 @@ CHECKPOINTS: Final = Patch(
 PLANS: Final = Patch(
     "torch.distributed.checkpoint.default_planner",
     "_validate_global_plan",
-    reason="the plan of a checkpoint is refused if it lacks the shards of absent ranks",
+    reason="PyTorch refuses a checkpoint's plan that lacks the shards of absent ranks",
 )
 CHECKPOINT_PROCESSES: Final = Patch(
     "torch.distributed.checkpoint._async_process_executor",
@@ -329,8 +329,8 @@ def _refuse_data_of_others(distributed: Any, bindings: Any, stack: ExitStack) ->
 def _checkpoint_alone(stack: ExitStack) -> None:
     """Make torch.distributed.checkpoint write and read only this rank's shards.
 
-    The first rank gathers the plans of all ranks, and rejects them if some part of a tensor is in
-    no plan; the shards of absent ranks would be missing.
+    PyTorch's first rank gathers the plans of all ranks, and rejects them if some part of a tensor
+    is in no plan. Here the shards of absent ranks are in none, so every plan is accepted.
     """
 
     @wrapped_by

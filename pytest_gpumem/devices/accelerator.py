@@ -1,4 +1,4 @@
-"""Measures on an accelerator other than CUDA (XPU, MPS, a package's) with torch.accelerator alone.
+"""Measures accelerators other than CUDA (XPU, MPS, those of packages) through torch.accelerator.
 
 torch.accelerator names one accelerator per process, and has its memory statistics since torch 2.9.
 Run as a program, this file imports torch and prints an :class:`Accelerator` as JSON. The session
@@ -75,7 +75,7 @@ class AcceleratorBackend(Backend):
         """names of statistics that the accelerator's allocator leaves at zero"""
 
     def complete(self, stats: dict[str, Any]) -> dict[str, Any]:
-        """Return statistics with allocated bytes for those that the allocator leaves at zero."""
+        """Return statistics; allocated bytes replace those that the allocator leaves at zero."""
         return stats | dict.fromkeys(self._uncounted, stats["allocated_bytes"])
 
     def allocator(self) -> str:
@@ -129,7 +129,7 @@ class AcceleratorBackend(Backend):
 
     @property
     def records(self) -> bool:
-        """Whether the backend's module has the functions of a history, as torch.xpu's has."""
+        """Whether the backend's module can record the allocator's history, as torch.xpu's can."""
         names = ("_record_memory_history", "_snapshot")
         return all(hasattr(self._memory, name) for name in names)
 
@@ -255,7 +255,7 @@ class AcceleratorDevice(Device):
         """See :meth:`pytest_gpumem.devices.base.Device.explains`."""
         try:
             return AcceleratorBackend(accelerator_type()).records
-        except DeviceError:  # each test says so
+        except DeviceError:  # each test reports it
             return False
 
     def describe(self) -> list[str]:

@@ -1,4 +1,7 @@
-"""Waits until autograd's device threads have released a backward pass."""
+"""Makes the peaks of backward passes independent of autograd's device threads.
+
+Waits until the threads have released a backward pass, and aligns their sequence numbers.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +49,9 @@ def await_autograd() -> list[object]:
     A device's thread wakes the caller first, and then drops its reference to the pass
     (``thread_main`` in torch/csrc/autograd/engine.cpp). The pass holds references to the gradients
     of operations that did not run because of an error, and to the callbacks queued for its end:
-    FSDP's callback references the sharded module. Only after that does the thread take its next
-    operation, which is here the pass of an empty tensor.
+    FSDP's callback references the sharded module. The thread takes its next operation only after it
+    has dropped that reference: so each used device's thread gets a backward pass of an empty
+    tensor, whose end is awaited.
 
     Returns:
         all objects of that empty pass, which the threads may still reference; none if there are no
@@ -122,7 +126,7 @@ def _empty_leaf(device: int) -> torch.Tensor:
 def awaited_passes() -> Iterator[None]:
     """Make backward passes in the block wait for autograd's threads if these may still hold memory.
 
-    The threads do so after an error, and when gradients are returned: a gradient that is not
+    They hold memory after an error, and when gradients are returned: a gradient that is not
     accumulated stays in the last operation until the thread drops the operation. Without the wait,
     the threads' timing would decide whether the step still has that memory.
     """
@@ -225,8 +229,8 @@ def _run_on_new_thread(function: Callable[[], object]) -> bool:
     """Call a function, which runs backward passes, on a new thread without the caller's modes.
 
     Returns:
-        whether the function was called: it is not within a backward pass, which an autograd thread
-            may be running, nor while a CUDA graph is captured or code is compiled.
+        whether the function was called: not inside a backward pass, which one of autograd's threads
+            may be running, nor while a CUDA graph is captured or compiled autograd is enabled.
     """
     import torch
 

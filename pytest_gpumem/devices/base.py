@@ -1,4 +1,4 @@
-"""The protocol of a device, real or virtual: the measuring code treats both alike."""
+"""The interface of devices, through which measuring code uses real and virtual ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RangeEnd = Literal["usual", "least", "most"]
 """which size to assume for a workspace whose library reports none"""
 
 BlockUse = Literal["passing", "kept", "spanning", "in use", "planned"]
-"""how long PyTorch keeps a block: "passing": until the call ends; "kept": as long as another block;
-"spanning": until a known time; "in use": a library received it for one call, without a plan;
-"planned": with a plan"""
+"""how long PyTorch keeps a block: "passing": until the call that requested it ends; "kept": until
+another block is freed; "spanning": until a known time. For workspaces recorded when a library
+received them for one call: "in use", or "planned" if the call runs a cuDNN plan"""
 
 
 class Alternative(NamedTuple):
@@ -35,40 +35,40 @@ class Alternative(NamedTuple):
     """
 
     time: float
-    """when the workspace's size was queried, its call was made, or the block was requested"""
+    """when the workspace's size was queried; for an "in use" or "planned" one, when the library
+    received it; for a block that only a GPU allocates, when a GPU would request it"""
     use: BlockUse
     address: int
-    """address of the block itself if it is in use, otherwise of the block together with which it is
-    freed; 0: PyTorch allocated no such block, or the block that it allocated just before"""
+    """for an "in use" or "planned" block: its own address; 0 if PyTorch allocated none. For a
+    "kept" block: address of the block with which it is freed; 0: the block allocated just before"""
     least: int
     usual: int
-    """size in the run; a number of elements if the library is queried for elements"""
+    """size in the run. All three sizes count elements if the library reports elements"""
     most: int
     ended: float = 0
     """when a "spanning" block ends, or a "kept" one may end at the earliest; 0: no such time"""
     place: tuple[int, int] | None = None
     """device and stream; None: those of the previous request"""
     reason: str = ""
-    """the unknown choice on which the block depends; "": a replay at the upper bound always
-    includes the block"""
+    """the unknown choice on which the block depends, so that a replay may leave it out; "": each
+    replay at the upper bound includes the block"""
     counted: bool = True
     """whether peaks include the block; for a block that a compiler allocates for itself, peaks have
     only the memory that stays in the allocator's cache"""
 
 
 class AllocatorEvent(NamedTuple):
-    """An event that PyTorch's allocator recorded when a tensor in use by a stream was dropped.
+    """A CUDA event that PyTorch's allocator recorded on a stream that used a dropped tensor.
 
     Until the event has completed, PyTorch keeps the tensor's memory (``record_stream``). A GPU may
-    reach it any time up to the moment at which the program waits for it. Times are microseconds
-    since 1970.
+    reach the event at any time until the program waits for it. Times are microseconds since 1970.
     """
 
     recorded: float
     answered: float
     """when the allocator learned that the event had completed"""
     awaited: float
-    """when the program had waited for the event in any way; infinity: never"""
+    """when the program had waited for the event, directly or indirectly; infinity: never"""
     device: int
 
 
@@ -88,18 +88,18 @@ class Alternatives(NamedTuple):
     judged: bool = False
     """whether limits are checked against the largest peaks"""
     margin: int = 0
-    """percent by which peak reserved may exceed the largest replayed peak, as the allocator's cache
-    may serve other workspaces on a GPU; at the lower end, nothing is reserved beyond the allocated
-    memory"""
+    """percent by which peak reserved may exceed the largest replayed peak, because on a GPU the
+    allocator's cache may serve other workspaces. If this is not 0, the lower bound of peak reserved
+    is that of peak allocated"""
     pinned_early: bool = False
-    """whether pinned memory was free again before a GPU may have finished copying it"""
+    """whether pinned memory became free although a GPU might not have finished copying it"""
 
 
 FOREIGN_KERNELS: Final = (
     "kernels outside of PyTorch's operators (TorchScript's fused code, a replayed CUDA graph, an "
     "extension)"
 )
-"""kernels that compute no values on the virtual GPU, in reports"""
+"""name in reports for kernels that compute no values on the virtual GPU"""
 
 
 class ValueEngine:
@@ -112,7 +112,7 @@ class ValueEngine:
 
     @property
     def lost_to_kernels(self) -> bool:
-        """Whether kernels that compute nothing, in any mode, made values unknown in this run."""
+        """Whether kernels outside of PyTorch's operators made values unknown in this run."""
         return False
 
     def compute(self, scope: Values) -> None:
@@ -135,9 +135,10 @@ class ValueEngine:
         return False
 
     def bounds(self, root: Path) -> str:  # noqa: ARG002 - a virtual GPU's
-        """Return the lines where a size is an upper bound; "" if there are none.
+        """Return the source lines, as text, where a tensor's size is only an upper bound.
 
-        Such a size depends on unknown values. File names are relative to ``root``.
+        Such a size depends on unknown values. The text is "" if there are none; its file names are
+        relative to ``root``.
         """
         return ""
 
@@ -166,7 +167,7 @@ class Device:
         return True
 
     def alternatives(self) -> Alternatives:
-        """Return what a real GPU may do differently in the run since ``open``."""
+        """Return the blocks and events since ``open`` that may differ on a real GPU."""
         return Alternatives()
 
     def open(self, card: Card | None, count: int) -> DeviceInfo:
@@ -188,7 +189,8 @@ class Device:
 
         Args:
             count: the number of devices.
-            begin: calls ``open``. ``open`` calls it first if CUDA has not been used yet.
+            begin: the function, which calls ``open``. If the measurement calls ``open`` before the
+                process uses CUDA, ``open`` calls this function first.
         """
         raise NotImplementedError
 
@@ -198,7 +200,7 @@ class Device:
     def make_room(self, extra: list[int]) -> None:
         """Add bytes to each device beyond its card's memory, where that is possible.
 
-        Memory that is already in use when a step begins must not reduce what the step can have.
+        Memory that is already in use when a step begins must not reduce what the step can allocate.
         """
 
     def trouble(self) -> str | None:
@@ -224,7 +226,8 @@ class Device:
         Args:
             rank: this process's rank.
             size: number of ranks.
-            by_program: create the process group when the block calls ``init_process_group``.
+            by_program: whether to create the process group only when the block calls
+                ``init_process_group``.
 
         Raises:
             DeviceError: this process has a default process group, or PyTorch has no NCCL.

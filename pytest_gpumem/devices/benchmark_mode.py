@@ -1,4 +1,4 @@
-"""cuDNN's benchmark mode: PyTorch times plans at a process's first convolution of a shape."""
+"""Detects cuDNN's benchmark mode: PyTorch times plans at the first convolution of each shape."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TimedPlans:
     _watches = False
 
     def begin(self, torch: ModuleType) -> None:
-        """Start a test: ``was_on`` is the current mode until a program turns it on."""
+        """Start a test: set ``was_on`` to the current mode; True once a program turns it on."""
         if not self._watches:
             self._watches = True
             watch_benchmark_mode(torch, self._see)

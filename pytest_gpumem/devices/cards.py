@@ -2,18 +2,18 @@
 
 Total memory is ``cudaDeviceProp.totalGlobalMem``, which ``torch.cuda.get_device_properties``
 returns as ``total_memory``. It is less than the size on the box, and varies by up to one per cent
-with the driver and with ECC. Each card has one figure, observed on such a card under Linux, with
-the most recent driver for which a record to the byte was found. ``Card.source`` says where, and
-which figures others observed. For a log outside of any repository or issue, it names the driver and
-the tool.
+with the driver and with ECC. The table has one figure per card, observed on such a card under
+Linux: of the records that are exact to the byte, the one with the most recent driver.
+``Card.source`` says where that record was published, and which other figures were observed. If the
+record is a log outside of any repository or issue, ``source`` names the driver and the tool.
 
 The CUDA context is memory that a process takes before its first allocation. NVIDIA does not
 document its size. With lazy module loading (PyTorch's default since 1.13) published measurements
 lie between 107 MiB (RTX 4060 Ti) and 555 MiB (RTX PRO 6000 Blackwell), both in
 ggml-org/llama.cpp#23604; before lazy loading it was 0.7 to 1.1 GiB. A rule of 2 KiB for each thread
 that can be resident on the card, plus 8 MiB, is within 4 per cent of the measurement on 5 of 5
-cards (also H100, RTX 3090, RTX 6000 Ada); a T4 showed 41 MiB more. A card without a measurement of
-its own has this estimate, and its ``source`` says so.
+cards (also H100, RTX 3090, RTX 6000 Ada); a T4 showed 41 MiB more. A card whose context was not
+measured gets this estimate, and its ``source`` says so.
 
 A TOML file, which ``gpumem cards --here`` prints, describes a card that the table lacks.
 """
@@ -108,7 +108,7 @@ class Card:
 
     @property
     def info(self) -> DeviceInfo:
-        """The record of a virtual GPU of this card."""
+        """The DeviceInfo of a virtual GPU with this card's properties."""
         facts = self.name, self.total_memory, self.capability, self.sm_count, self.context
         return DeviceInfo("virtual", *facts)
 
@@ -121,7 +121,7 @@ class Card:
 # -- the file of a card --
 
 MAX_FILE: Final = 64 * KIB
-"""maximum bytes of a card's file, which has a few hundred"""
+"""maximum size of a card file in bytes; a real one has a few hundred"""
 HOW: Final = (
     "create the file with gpumem cards --here > cards/mine.toml, on a machine with such a GPU"
 )
@@ -269,7 +269,7 @@ def find_card(name: str) -> Card:
     key = _key(name)
     if key in _BY_KEY:
         return _BY_KEY[key]
-    # "a100" is a prefix of two cards' keys: name each, in the order of the table.
+    # Several cards may match, as "a100" matches two: the error names them in the table's order.
     with_prefix = {
         card.name for card_key, card in _BY_KEY.items() if key and card_key.startswith(key)
     }

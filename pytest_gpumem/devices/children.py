@@ -3,8 +3,8 @@
 Each Python process that uses a GPU writes a file to the folders that an environment variable names:
 when it initializes CUDA, and again when it ends. The final file has the process's peaks, its
 branches on values that were not computed, and notes on its figures. The file of a process that is
-killed has no peaks. If the test is measured on another accelerator, a process writes the peaks of
-that accelerator.
+killed has no peaks, unless the process is an inference server that had started. If the test is
+measured on another accelerator, a process writes the peaks of that accelerator.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 PEAK_RESET: Final = Patch(
     "torch._C",
     *PEAK_RESETS,
-    reason="a child process keeps the peaks that its program resets, to tell them to its parent",
+    reason="a child process keeps the peaks that its program resets, to report them to its parent",
 )
 GROUP_JOINED: Final = Patch(
     "torch.distributed",
     *(f"{module}init_process_group" for module in ("", "distributed_c10d.", "device_mesh.")),
-    reason="a child process without the variable RANK tells its parent the rank that it joins as",
+    reason="a child process without the variable RANK reports the rank with which it joins a group",
 )
 MEASURED: Final = "GPUMEM_CHILDREN_DEVICE"
 """environment variable with the type of device that the test is measured on: "cuda", "xpu" """
@@ -75,7 +75,7 @@ class ChildPart(NamedTuple):
 
 
 class Child(NamedTuple):
-    """One process that used a GPU."""
+    """A process that used a GPU, or may have used one."""
 
     name: str
     """"rank 1 (pid 4711)"; "train.py (pid 4711)" if it has no rank"""
@@ -84,7 +84,8 @@ class Child(NamedTuple):
     peaks: dict[int, Peak]
     """peaks by the index of each device that the process used"""
     ended: bool
-    """whether the process wrote its peaks: False while it runs, and after a kill or ``os._exit``"""
+    """whether the process wrote its peaks: False while it runs (except for a server that has
+    started), and after a kill or ``os._exit``"""
     guesses: virtual.GuessRows = ((), ())
     notes: Sequence[Note] = ()
     """notes on uncertain figures of the process"""
@@ -93,11 +94,12 @@ class Child(NamedTuple):
     parts: Mapping[str, ChildPart] = MappingProxyType({})
     """by name: parts of the process's run"""
     is_user: bool = True
-    """whether the process is known to have used a GPU; of some accelerators only its end tells"""
+    """whether the process is known to have used a GPU; with some accelerators this is known only
+    once the process has ended"""
 
     @property
     def use(self) -> str:
-        """Return what is known of the process, for sentences."""
+        """Return a predicate for sentences that says whether the process used a GPU."""
         return "used the GPU" if self.is_user else "may have used the GPU"
 
 
@@ -162,7 +164,7 @@ class ChildWatch:
         return records
 
     def children(self) -> list[Child]:
-        """Return the processes that used a GPU: ranks first, in their order."""
+        """Return the processes that used or may have used a GPU: first the ranks, in order."""
         records = [record for _, record in self._records()]
         records.sort(key=lambda record: (record["rank"] is None, record["rank"], record["pid"]))
         children = []
@@ -182,7 +184,8 @@ class ChildWatch:
             children.append(
                 Child(name, part, whole.peaks, *told, whole.attributions, parts, is_user)
             )
-        # A forked process (pytest-forked's) may end without Python's exit functions.
+        # Remove the folder of a forked process (pytest-forked's) here: the process may end without
+        # running Python's exit functions.
         if self._folder is not None and os.getpid() != IMPORTER:
             with suppress(OSError):  # not empty: another process uses the folder
                 self._folder.rmdir()
@@ -249,7 +252,7 @@ def watch_this_fork() -> None:
 
 
 class _Watch:
-    """Records this process's peaks, which its program's resets do not lower, and its guesses."""
+    """Records this process's peaks, which its program's resets do not lower, for the parent."""
 
     def __init__(self, torch: ModuleType, device_type: str = CUDA.device_type) -> None:
         self._torch: Any = torch
@@ -350,7 +353,8 @@ class _Watch:
             self._peaks = {
                 index: _higher(peak, whole.get(index)) for index, peak in self._peaks.items()
             }
-            # A server captures CUDA graphs next, which takes minutes more with a recording.
+            # End the recording here: a server captures CUDA graphs next, which would take minutes
+            # longer while its history is recorded.
             self._attribute()
 
     def _end(self) -> None:
@@ -365,7 +369,10 @@ class _Watch:
         self._write({**self._plain("", self._peaks), "parts": parts}, *notes)
 
     def _attribute(self) -> None:
-        """End the recording, and attribute the peaks; a later call drops what no longer holds."""
+        """End the recording, and attribute the peaks.
+
+        A later call only drops the whole run's attributions, if its peaks have risen since.
+        """
         explainer, self._explainer = self._explainer, None
         if explainer is not None:
             self._explained = dict(self._peaks)

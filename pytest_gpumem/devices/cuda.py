@@ -140,7 +140,7 @@ class CudaDevice(Device):
 
 @contextmanager
 def locked(gpus: Iterable[str]) -> Iterator[None]:
-    """Lock some GPUs for the block, once no other process of the user has any of them.
+    """Lock some GPUs for the block, once no other process of the user has locked any of them.
 
     Each GPU has a lock file in the user's folder. The operating system releases the locks of a
     process that ends, however it ends.

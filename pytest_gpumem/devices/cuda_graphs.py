@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CAPTURES: Final = Patch(
     "torch.cuda.graphs",
     *("CUDAGraph.capture_begin", "CUDAGraph.capture_end", "CUDAGraph.reset"),
-    reason="memory that a CUDA graph may write to is not given to a test, and a capture is ended",
+    reason="a test gets no memory that a CUDA graph may write to, and captures left open are ended",
 )
 
 
@@ -34,7 +34,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self._blocks: WeakKeyDictionary[Any, set[BlockKey]] = WeakKeyDictionary()
-        """the blocks that were allocated at the end of each live graph's capture"""
+        """for each live graph: the blocks that existed when its capture ended"""
         self._capturing: list[tuple[Any, Any]] = []
         """graphs whose capture has not ended, each with its stream"""
         self._watches = False
@@ -68,7 +68,7 @@ class Graphs:
         return set().union(*self._blocks.values())
 
     def end_captures(self) -> None:
-        """End captures that a test has left open, during which CUDA refuses most calls."""
+        """End captures that a test has left open: CUDA refuses most calls during a capture."""
         while self._capturing:
             import torch
 

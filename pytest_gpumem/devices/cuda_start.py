@@ -65,7 +65,7 @@ def _failure(error: Exception) -> DeviceError:
 INITIALISE: Final = "_lazy_init"
 """name of the function of torch.cuda that initializes CUDA; PyTorch's C++ code calls it by name"""
 USE: Final = Patch(
-    "torch.cuda", INITIALISE, reason="measuring begins as the program first uses CUDA, not before"
+    "torch.cuda", INITIALISE, reason="measuring begins when the program first uses CUDA, not before"
 )
 
 

@@ -1,8 +1,8 @@
 """Queries NVIDIA's driver through its libraries, because some sandboxes lack the driver's files.
 
-cuInit works once per process: it reads CUDA_VISIBLE_DEVICES then, and no later fork can use a GPU.
-The driver's library, once loaded, would also occupy the name that the virtual GPU's library needs.
-So another process makes the query.
+A process initializes the driver (cuInit) only once: from then on CUDA_VISIBLE_DEVICES is fixed, and
+processes that it forks cannot use a GPU. Once loaded, the driver's library would also occupy the
+SONAME that the virtual GPU's library needs. So a separate process makes the query.
 
 This file is also that process's program: it prints the names of the GPUs, and ends with status 1 if
 there are none. It imports nothing else from this package.
@@ -32,16 +32,17 @@ SLOW_S: Final = 60
 
 
 class VisibleGpus(NamedTuple):
-    """The GPUs that the driver shows, as a separate process found them."""
+    """The GPUs that the driver reported to a separate process."""
 
     expected: bool = False
-    """whether a GPU was found, or the driver failed to initialize, which PyTorch then reports"""
+    """whether a GPU was found, or the driver failed or took too long to initialize: then PyTorch is
+    to report the error"""
     names: tuple[str, ...] = ()
     """the GPUs' names, hex-encoded"""
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> VisibleGpus:
-    """Return the GPUs that CUDA shows in this environment: CUDA_VISIBLE_DEVICES may hide some."""
+    """Return the GPUs visible to CUDA in this environment: CUDA_VISIBLE_DEVICES may hide some."""
     try:
         process = subprocess.run(
             [sys.executable, "-I", "-S", __file__],

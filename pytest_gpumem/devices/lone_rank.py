@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 DEVICE_OF_GROUP: Final = Patch(
     "torch.distributed",
     "ProcessGroup.bound_device_id",
-    reason="a group with a device is split for subgroups, whose sizes the absent ranks would tell",
+    reason="a group bound to a device is split for subgroups, whose sizes absent ranks would send",
 )
 BARRIERS: Final = Patch(
     "torch.distributed",
     *("barrier", "distributed_c10d.barrier"),
-    reason="a barrier allocates its tensor on the device that the group would have",
+    reason="a barrier allocates its tensor on the device that the group would be bound to",
 )
 BEGUN_BY_PROGRAM: Final = Patch(
     "torch.distributed",
     *(f"{module}init_process_group" for module in ("", "distributed_c10d.", "device_mesh.")),
-    reason="a program that runs as one rank alone begins its process group by this call",
+    reason="a program that runs as one rank alone creates its process group with this call",
 )
 BOTH: Final = "cpu:gloo,cuda:nccl"
 """backends of the default group, unless the program asks for NCCL alone"""
@@ -63,7 +63,8 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
         adapted: returns a context in which groups for the GPU can be created and used.
         variables: further environment variables.
         nccl: whether NCCL groups are PyTorch's own; otherwise they are simulated.
-        by_program: create the process group when the block calls ``init_process_group``.
+        by_program: whether to create the process group only when the block calls
+            ``init_process_group``.
 
     Raises:
         DeviceError: this process has a default process group, or PyTorch has no NCCL.
@@ -111,8 +112,8 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
             device_id: object = None,
             **_options: object,
         ) -> None:
-            # Simulated groups do not move the values of CUDA tensors, in which a group without a
-            # backend for the CPU sends objects.
+            # A simulated group needs a backend for the CPU: without one it would send objects as
+            # CUDA tensors, whose values it does not move.
             initialise(
                 _default_backend(backend, device_id) if nccl else BOTH,
                 store=lone_store(distributed),
@@ -120,8 +121,8 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
                 world_size=size,
                 device_id=device_id if nccl else None,
             )
-            # A group bound to a device creates subgroups with ncclCommSplit, which has no argument
-            # for their sizes: these would come from the other ranks.
+            # Unbind the group: one bound to a device creates subgroups with ncclCommSplit, which
+            # has no argument for their sizes and would get these from the other ranks.
             group = distributed.distributed_c10d._get_default_group()
             device = group.bound_device_id
             DEVICE_OF_GROUP.on(group, "bound_device_id", None)
@@ -153,15 +154,16 @@ def _default_backend(asked: str | None, device_id: object) -> str:
 
 
 def _is_bound(asked: str | None, device_id: object) -> bool:
-    """Return whether the program's own default group might have a device.
+    """Return whether the default group that the program requests might be bound to a device.
 
-    From torch 2.15 on, each group of NCCL has one, also that made here where Gloo is asked for.
+    From torch 2.15 on, each NCCL group is, so the group created here may be bound to one even if
+    the program requests only Gloo.
     """
     return device_id is not None or asked is None or "nccl" in asked.lower()
 
 
 def _bound_to(device: object) -> Callable[[Any], Any]:
-    """Return a ``make`` for ``torch.distributed.barrier``, which binds the group for the call."""
+    """Return a ``make`` to wrap ``torch.distributed.barrier``: it binds the group during a call."""
 
     @wrapped_by
     def wait(

@@ -27,7 +27,7 @@ GET_SETTINGS: Final = "_accelerator_getAllocatorSettings"
 BINDINGS: Final = Patch(
     "torch._C",
     *(SET_FRACTION, GET_FRACTION, SET_SETTINGS, GET_SETTINGS),
-    reason="a program's fraction is of the card's memory, and a test's limit may be lower",
+    reason="a fraction that a program sets is of the card's memory, and a limit may be lower",
 )
 _SETTING: Final = re.compile(r"(per_process_memory_fraction\s*:\s*)([^\s,]+)")
 
@@ -108,8 +108,9 @@ class MemoryCaps:
             SET_SETTINGS: set_settings,
             GET_SETTINGS: get_settings,
         }
-        # torch 2.6 has no binding that reads the fraction. Versions that have other names for the
-        # settings' functions read a fraction in the settings only when CUDA is initialized.
+        # Only bindings that this torch has are wrapped. torch 2.6 has none that reads the fraction.
+        # Versions whose settings' functions have other names read a fraction in the settings only
+        # when CUDA is initialized.
         self._real = BINDINGS.values(torch._C)
         BINDINGS.put(torch._C, wrappers)
 
@@ -174,7 +175,7 @@ CAPS: Final = MemoryCaps()
 
 @contextmanager
 def kept_fractions(devices: int | range) -> Iterator[None]:
-    """Restore the test's fractions on some devices after the block, and lift their limits."""
+    """After the block, restore the test's fractions on some devices, and lift set limits."""
     if not VIEW.backend.caps:
         yield
         return

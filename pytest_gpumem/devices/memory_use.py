@@ -85,10 +85,10 @@ class UseWatch:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
     def forget(self) -> None:
-        """Exclude the time since the last reading, as the measurement itself used memory then."""
+        """Restart the peak that ``look`` compares with the allocator's; here there is none."""
 
     def release(self) -> None:
-        """Free tensors of finished collectives, which PyTorch keeps until the next collective."""
+        """Free tensors that PyTorch keeps until the next collective; do nothing on a real GPU."""
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
         """Take a last reading, and return each device's readings since ``start``.

@@ -44,7 +44,7 @@ class Choice:
     reason: str = ""
     """why there is no device; "" if there is one"""
     demanded: bool = False
-    """whether the device was requested by name: a missing one is an error, not a reason to skip"""
+    """whether a missing device was requested by name: an error, not a reason to skip"""
 
     @property
     def card(self) -> Card | None:
@@ -90,7 +90,7 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
 def device_of_program() -> tuple[Device, int]:
     """Return the device that this program's own code uses, and how many of its kind it can see.
 
-    CUDA is initialized, if it has a device: at that moment ``gpumem run`` begins to measure.
+    If there is a CUDA device, CUDA is initialized: at that moment ``gpumem run`` begins to measure.
     """
     import torch
 

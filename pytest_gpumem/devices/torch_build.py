@@ -1,4 +1,4 @@
-"""Reads which torch is installed from its files, because only marked tests may import it."""
+"""Finds the installed torch by reading its files, because only marked tests may import it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class TorchGuard(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Call the function, and return torch's spec from the other finders, new ones included."""
+        """Call the function, which may install finders; return torch's spec from other finders."""
         del path, target
         if fullname != "torch" or self._call is None:
             return None
@@ -68,7 +68,7 @@ class ImportHooks(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the other finders' spec, with a loader that then calls the functions."""
+        """Return the other finders' spec, with a loader that calls the functions after loading."""
         calls = self._calls.pop(fullname, None)
         if calls is None:
             return None
@@ -91,7 +91,7 @@ IMPORTS: Final = ImportHooks()
 
 
 class _CallingLoader(Loader):
-    """Loads a module with the wrapped loader, sets that as its loader, and calls a function."""
+    """Makes the wrapped loader a module's loader again, loads the module, and calls a function."""
 
     def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
         self._loader = loader
@@ -101,7 +101,7 @@ class _CallingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # If another hook has wrapped this loader, the module has that hook's loader.
+        # Another hook may have wrapped this loader: then the module has that hook's, which stays.
         if module.__loader__ is self:
             module.__loader__ = self._loader
         if module.__spec__ is not None and module.__spec__.loader is self:

@@ -152,7 +152,7 @@ COLLECTIVES: Final[Mapping[str, Callable[..., None]]] = {
 METHODS: Final = Patch(
     "torch._C._distributed_c10d",
     *(f"ProcessGroup.{name}" for name in COLLECTIVES),
-    reason="a rank that runs alone has the results of CPU collectives that equal ranks have",
+    reason="collectives of a lone rank's CPU tensors return what they do if all ranks are equal",
     versions="before torch 2.15",
 )
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
 CHILDREN: Final = "GPUMEM_CHILDREN"
-"""variable with the folders to which child processes write figures: a test's and ``gpumem
-run``'s"""
+"""variable that lists the folders to which child processes write their figures: that of the running
+test, that of ``gpumem run``, or both"""
 SERVER_ARGUMENTS: Final = "GPUMEM_SERVER_ARGUMENTS"
 """variable with arguments of an inference server as JSON, which replace its own"""
 UNTIL_STARTED: Final = "GPUMEM_UNTIL_STARTED"

@@ -7,7 +7,7 @@ GPUs gw1 begins with GPU 4, so that tests of four GPUs run in parallel. If two w
 a lock serializes their steps.
 
 CUDA shows a process one MIG instance, the first of its list ("Multi-Instance GPU User Guide"). If
-there are several instances, each worker gets another one.
+there are several instances, they are distributed to the workers.
 """
 
 from __future__ import annotations

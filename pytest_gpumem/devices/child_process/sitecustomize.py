@@ -1,6 +1,7 @@
 """Runs at the start of each Python process that a marked test or ``gpumem run`` starts.
 
-With a virtual GPU this adapts torch.distributed; under ``gpumem run`` the process writes its peaks.
+The process gets its parent's virtual GPU, if there is one, and writes its peaks if the parent
+collects them.
 
 Python imports the first ``sitecustomize`` on its path. This one imports the user's own, if there is
 one, and does little else until torch is imported. See :mod:`pytest_gpumem.devices.children`.
@@ -56,7 +57,7 @@ def _import_next() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        # The import system looks for this module there when its import ends.
+        # When the import of this module ends, the import system looks it up in sys.modules.
         sys.modules.setdefault(__name__, this)
 
 

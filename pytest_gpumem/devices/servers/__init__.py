@@ -80,7 +80,7 @@ class ServerWatch:
 
     @contextmanager
     def observing(self, server: str) -> Iterator[None]:
-        """Print an error of the block, so that a server whose figures cannot be read starts."""
+        """Print the block's exception instead of raising it, so that the server still starts."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - another release of the server may differ

@@ -1,8 +1,8 @@
 """Observe the start of SGLang (tested with SGLang 0.5.23).
 
 A scheduler process on each device loads the weights, allocates the KV cache and captures CUDA
-graphs. The cache gets a share of the memory (``mem_fraction_static``) less the weights: SGLang runs
-the model for the first time after that, in the memory that the share leaves.
+graphs. The cache gets a share of the memory (``mem_fraction_static``) minus the weights. SGLang
+runs the model for the first time after that, in the memory outside of the share.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KILLING: Final = Patch(
     reason="SGLang kills its own process if its start fails, and no result would be printed",
 )
 _KEPT: Final[list[object]] = []
-"""frame of the program that SGLang ended, with its local variables"""
+"""the frame in which SGLang ended the process: it keeps the local variables of all callers alive"""
 WARMUP: Final = Patch(
     "sglang.srt.entrypoints.http_server",
     "_wait_and_warmup",
@@ -96,7 +96,7 @@ def watch_cache(watch: ServerWatch, module: ModuleType) -> None:
 
 
 def end_instead(_watch: ServerWatch, module: ModuleType) -> None:
-    """Make SGLang end this process as by Ctrl-C, in the place of SIGKILL."""
+    """Make SGLang end its own process as Ctrl-C would, instead of with SIGKILL."""
 
     def kill(kill_tree: Callable[..., None], process: int | None, **options: Any) -> None:  # noqa: ANN401 - SGLang's
         if process != os.getpid():
@@ -104,13 +104,14 @@ def end_instead(_watch: ServerWatch, module: ModuleType) -> None:
             return
         ends = options.pop("include_parent", True)
         with suppress(ValueError):  # not in the main thread
-            # SGLang's watch of its processes takes their end for a crash. The next start of a
-            # server sets a handler again.
+            # SGLang's watchdog takes the end of its processes for a crash, and sends SIGQUIT:
+            # ignore the signal. The next start of a server sets SGLang's handler again.
             signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         kill_tree(process, include_parent=False, **options)
         if not ends:
             return
-        # Deleting its ZeroMQ context would wait for ever for sockets of the killed processes.
+        # Keep the callers' local variables, and with them SGLang's ZeroMQ context: its deletion
+        # would wait for ever for sockets of the killed processes.
         _KEPT.append(inspect.currentframe())
         if threading.current_thread() is threading.main_thread():
             sys.exit(1)
@@ -120,7 +121,7 @@ def end_instead(_watch: ServerWatch, module: ModuleType) -> None:
 
 
 def skip_warmup(_watch: ServerWatch, module: ModuleType) -> None:
-    """Send no request to a server that ends once it has started, if UNTIL_STARTED is set."""
+    """Skip the warm-up request if UNTIL_STARTED is set: the server ends once it has started."""
     if os.environ.get(UNTIL_STARTED):
         WARMUP.put(module, {name: lambda *_, **__: None for name in WARMUP.names})
 

@@ -4,7 +4,8 @@ Other packages of pytest_gpumem ("rooms" in docs/architecture.md) import nothing
 import-linter checks it. The virtual GPU itself imports devices and base modules. The facade
 promises:
 
-- This import loads nothing and imports no other module: a session on a real GPU costs no more.
+- Importing this module loads no library and none of the package's other modules, so that it costs a
+  session on a real GPU nothing.
 - ``load``, before torch is imported, gives the process a :class:`pytest_gpumem.devices.base.Device`
   that PyTorch treats as an NVIDIA GPU. Bytes are counted as PyTorch's own CUDA code requests them.
 - The device is visible between its ``open`` and ``close``, or always after ``show_always``.

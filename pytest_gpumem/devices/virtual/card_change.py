@@ -1,7 +1,7 @@
 """Change the card of a process: PyTorch caches a card's properties, and choices based on them.
 
-The cards of a real machine never change, so PyTorch clears none of these caches. What a test on the
-next card allocates would depend on the card of the test before it.
+The cards of a real machine never change, so PyTorch clears none of these caches. If they were left,
+what a test allocates would depend on the cards of the tests before it.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ class CardChange:
     def _set_attention_order(self, card: Card) -> None:
         """Set the order in which scaled_dot_product_attention tries its backends.
 
-        PyTorch chooses the order once, at the first call in a process. The first card makes it
-        choose for both kinds of cards; versions without a getter choose at each call.
+        PyTorch chooses the order once, at the first call in a process. So both orders are read when
+        the first card is set: the default, and the one that PyTorch chooses on CUDNN_FIRST cards.
+        Versions without a getter choose at each call.
         """
         torch = self._torch
         if not hasattr(torch._C, "_get_sdp_priority_order"):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     """file and line of user code, and the line of PyTorch that branches ("" if user code
     branches)"""
     Row = tuple[str, int, str, int, int, int]
-    """a site, the number of values that it branched on, and the numbers of rows or elements that
-    operators selected there by such values: selected, and selected from"""
+    """a site, the number of values that it branched on; and, for operators there that select rows
+    or elements by such values, how many were selected, and of how many"""
 
 MAX_READ: Final = 20_000
 """maximum number of values not computed that one line may branch on: no generated text is so long,

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
-"""bytes of memory that every virtual GPU shows while PyTorch initializes"""
+"""total memory in bytes that every virtual GPU reports while PyTorch initializes"""
 PROBE: Final = 64 << 20
 """bytes to allocate under a cap that is a fraction: the fraction of FIRST_TOTAL allows them, and
 the same fraction of a card's memory does not"""
@@ -264,7 +264,7 @@ class VirtualDevice(Device):
             begin()
             self.library.forget_contexts()  # a program that uses one device has one context
 
-        # Not called yet: afterwards PyTorch lets no forked process use CUDA.
+        # Called only at the first use, because PyTorch lets no process forked after it use CUDA.
         prepare = functools.partial(self.library.set_kernel_architectures, torch)
         self._first_use = FirstUse(begin_without_contexts, prepare)
 
@@ -333,7 +333,7 @@ class VirtualDevice(Device):
         return card.info
 
     def _watch_runs(self) -> None:
-        """Compute values until ``_stack`` closes, which restores the environment, too."""
+        """Let runs compute values until ``_stack`` closes, which also restores the environment."""
         self._stack.callback(self._adaptation.close)
         self._stack.enter_context(self.values.running())
 
@@ -390,7 +390,7 @@ class VirtualDevice(Device):
             self._visibility.show(count)
 
     def _keeps_total(self) -> bool:
-        """Return whether PyTorch caches the first total memory that it read, by allocating."""
+        """Test, by allocating, whether PyTorch computes caps from the first total that it read."""
         import torch
 
         torch.cuda.empty_cache()

@@ -164,8 +164,8 @@ class GpuChoices:
 def cublas_workspace(capability: tuple[int, int]) -> int:
     """Return the bytes that PyTorch allocates on a card, without CUBLAS_WORKSPACE_CONFIG.
 
-    PyTorch's getChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp) has 4096 * 8 * 1024
-    and 4096 * 1024 * 2 + 16 * 1024 * 8; a B200 got the larger one when this was written.
+    PyTorch's getChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp) chooses 4096 * 8 *
+    1024 or 4096 * 1024 * 2 + 16 * 1024 * 8; a B200 got the larger one when this was written.
     """
     return 4096 * 8 * 1024 if capability[0] in {9, 10} else 4096 * 2 * 1024 + 16 * 8 * 1024
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TRITON: Final = "TRITON_LIBCUDA_PATH"
 COMPILER: Final = "LIBRARY_PATH"
 NCCL: Final = "VLLM_NCCL_SO_PATH"
-"""environment variable with the NCCL that vLLM opens itself, by ctypes"""
+"""environment variable with the path of the NCCL library that vLLM loads with ctypes"""
 PRELOAD: Final = "LD_PRELOAD"
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 INHERITED_VISIBLE: Final = "GPUMEM_INHERITED_VISIBLE"
@@ -92,7 +92,7 @@ class InheritedGpu:
         self._failure = ""
         """why this process computes no values; "" if it does"""
         self._stubs = supply_missing_libraries()
-        install_hooks()  # before torch is imported, which imports cuda.bindings
+        install_hooks()  # now, because the import of torch imports cuda.bindings
         IMPORTS.call_after("torch", self._adapt)
 
     def _adapt(self, torch: ModuleType) -> None:
@@ -121,7 +121,7 @@ class InheritedGpu:
             self._failure = f"no values are computed: {type(error).__name__}: {error}"
 
     def report(self) -> tuple[GuessRows, list[Note]]:
-        """Return the values that this process branched on, and notes on its figures."""
+        """Return the uncomputed values that this process branched on, and notes on its figures."""
         if self._aspects is None:
             return ((), ()), list(notes_of(NoteKind.VALUES, filter(None, [self._failure])))
         return self._aspects.report()

@@ -127,7 +127,8 @@ class EstimatedLibrary(NamedTuple):
     note: str
     """note in the report of a step that used the library"""
     range: str
-    """range of its sizes (native/base/sizes.c); "" if no range is reported"""
+    """description of the range assumed for its sizes (native/base/sizes.c), for reports; "" if no
+    range is reported"""
 
 
 class CopyFaults(NamedTuple):
@@ -264,13 +265,14 @@ class NativeLibrary:
     """returns whether this thread is inside an operator whose inner operators are not
     intercepted"""
     open_for_writing: Callable[[int, int], bool]
-    """marks bytes as known before they are written; False if host memory is short"""
+    """marks bytes as known before they are written; False if ValueLimits do not allow it: then they
+    are unknown"""
     is_known: Callable[[int, int], bool]
     """returns whether all of these bytes are known"""
     forget: Callable[[int, int], None]
     """marks bytes as unknown"""
     fill_zeros: Callable[[int, int], None]
-    """sets bytes to zeros, which are known and use no host memory"""
+    """sets bytes to zeros, which are known and use no additional host memory"""
     defer: Callable[[int, int], int]
     """marks unknown bytes as computable later; returns the range's number, or 0 if another process
     may write there"""
@@ -295,7 +297,7 @@ class NativeLibrary:
     make_room: Callable[[int, int], None]
     """adds bytes to a device beyond its card's memory"""
     begin_apart: Callable[[int], None]
-    """places a device's next allocations in unused address space, in the order of an empty
+    """places a device's next allocations in unused address space, in the same order as on an empty
     device"""
     forget_peak: Callable[[int], None]
     """resets the peak in a device's account"""
@@ -308,19 +310,20 @@ class NativeLibrary:
     lost_to_kernels: Callable[[], int]
     """returns how often kernels outside of operators have made all values unknown"""
     short_ways: Callable[[int], None]
-    """sets whether operators whose values are not computed bypass Python"""
+    """sets whether operators may take the short way, which bypasses Python (OperatorFlags)"""
     tell_assumed: Callable[[int], None]
     """sets whether any values are assumed; if so, computed operators go through Python"""
     compute_values: Callable[[int], None]
-    """sets whether Python writes operators' results, so that kernel launches leave known values
-    unchanged"""
+    """sets whether Python writes operators' results: then kernels that operators launch leave known
+    values unchanged"""
     tell_nonzeros: Callable[[int], None]
     """sets the number of nonzeros in sparse sums and products on this thread; -1: unknown"""
     largest_convolution: Callable[[], int]
-    """returns the most bytes that an unknown workspace of a convolution may have had since the last
+    """returns the largest upper bound, in bytes, of convolutions' unknown workspaces since the last
     call"""
     switch_emptying: Callable[[object], None]
-    """sets the C function that switches whether PyTorch empties its cache after timing"""
+    """sets the C function that switches whether PyTorch empties its cache after it has timed cuDNN
+    plans"""
     take_sizes: Callable[[int], None]
     """selects the usual (0), the smallest (1) or the largest (2) of each unknown size"""
     forget_allocator_events: Callable[[], None]

@@ -1,4 +1,4 @@
-"""Compares the CUDA functions that the installed torch links with those implemented.
+"""Checks that the native library implements the CUDA functions that the installed torch links.
 
 If a new torch links a function that the native library lacks, NVIDIA's own library runs it, finds
 no driver, and fails: "CUBLAS_STATUS_EXECUTION_FAILED".

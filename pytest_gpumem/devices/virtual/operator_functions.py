@@ -31,7 +31,7 @@ class OperatorFlags(enum.IntFlag):
     """its large results may be deferred"""
     COPIES = 8
     ASSUMED = 16
-    """its results, if it returns several, may be assumed if nothing is known"""
+    """if it returns several results, they may be assumed when its inputs are unknown"""
     READS = 32
     """it returns a number to the host"""
     ALLOCATES = 64
@@ -60,8 +60,8 @@ class CalledFunctions(NamedTuple):
     """returns the struct ``extent`` for a tensor; needed before torch 2.10, which has no DLPack
     exchange API for tensors"""
     finish: Callable[..., None]
-    """called with an operator, its arguments and its result if its values may be computed; if the
-    library has computed but not written them, also with the host's result"""
+    """called after an operator whose values may be computed, with the operator, its arguments and
+    its result; also with the host's result, if the library has computed it and not written it"""
     large: Callable[[], None]
     """called when so many values are unknown that only small tensors are computed from then on"""
     affords: Callable[..., bool]

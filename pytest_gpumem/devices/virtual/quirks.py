@@ -33,7 +33,7 @@ def has_cpu_library() -> bool:
     return "bitsandbytes" in sys.modules and not getattr(loaded, "compiled_with_cuda", True)
 
 
-# -- cuda.bindings.runtime has a copy of NVIDIA's runtime, which works with no other driver --
+# -- cuda.bindings.runtime has a copy of NVIDIA's runtime, which works only with NVIDIA's driver --
 # The copied runtime requests undocumented tables from the driver. The module that contains it
 # exports C functions to other modules as Cython does (``cimport``): ``__pyx_capi__`` has a capsule
 # for each function, named by its signature. Those modules read the pointers when they are imported.
@@ -43,7 +43,7 @@ COPIES: Final = Patch(
     # first line: version 13.5; second: 13.0 to 13.2; "ptds": one default stream per thread
     *("_internal.runtime.__pyx_capi__", "_internal.runtime_ptds.__pyx_capi__"),
     *("_bindings.cyruntime.__pyx_capi__", "_bindings.cyruntime_ptds.__pyx_capi__"),
-    reason="the copy of NVIDIA's runtime inside works with no other driver",
+    reason="the copy of NVIDIA's runtime inside works only with NVIDIA's driver",
 )
 FIRST_CUDA: Final = 13
 """oldest CUDA whose functions are replaced: CUDA 12's headers rename functions such as
@@ -142,7 +142,10 @@ that write to tensors among the arguments: flashinfer_sampling_binding.cu declar
 
 
 class WritingModule:
-    """Replaces a compiled module that only launches: functions mark their tensors as unknown."""
+    """Replaces a compiled module that only launches kernels.
+
+    Its functions launch nothing, and mark the tensors among their arguments as unknown.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -158,7 +161,7 @@ class WritingModule:
 
 
 def load_without_compiler(module: ModuleType) -> None:
-    """Make FlashInfer load a WritingModule in place of kernels whose values nothing needs.
+    """Make FlashInfer load a WritingModule in place of each module in WRITING_MODULES.
 
     Other modules are compiled: their functions return figures that callers need, such as the
     workspace of an attention's plan, and call CUDA's runtime, which the virtual GPU has.
@@ -200,12 +203,13 @@ other modules only launch kernels that write to tensors among the arguments"""
 
 
 def load_without_nvcc(module: ModuleType) -> None:
-    """Make SGLang load a WritingModule in place of kernels whose values nothing needs."""
+    """Make SGLang load a WritingModule in place of each CUDA module that only launches kernels."""
     SGLANG_MODULES.wrap(module, wrapped_by(_load_jit))
 
 
 def _load_jit(load: Callable[..., object], *names: str, **sources: Any) -> object:  # noqa: ANN401 - SGLang's
-    if names[0] in RETURNING_MODULES or not sources.get("cuda_files"):  # the latter run on the host
+    # A module without CUDA files runs on the host.
+    if names[0] in RETURNING_MODULES or not sources.get("cuda_files"):
         return load(*names, **sources)
     return WritingModule(f"sglang {names[0]}")
 
@@ -215,7 +219,7 @@ def _load_jit(load: Callable[..., object], *names: str, **sources: Any) -> objec
 LAUNCHES: Final = Patch(
     "cutlass.cutlass_dsl.tvm_ffi_provider",
     *("TVMFFIJitCompiledFunction.__call__", "TVMFFIJitCompiledFunctionWithKwargs.__call__"),
-    reason="the copy of NVIDIA's runtime inside nvidia-cutlass-dsl works with no other driver",
+    reason="nvidia-cutlass-dsl has a copy of NVIDIA's runtime, which works only with its driver",
 )
 
 

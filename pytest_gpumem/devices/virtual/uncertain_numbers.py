@@ -7,9 +7,9 @@ size. These are found by elimination: an integer that was never computed with, s
 have been a size.
 
 Simpler rules were tried. If floats never counted as branches, a loop that waits for a loss would
-not end, and a step that keeps its best weights would have other figures without a note. If an
-integer counted when it is read, each test that counts right answers, or prints a number, would get
-a note that its figures depend on values, and would be run again.
+not end, and no note would say that the figures of a step that keeps its best weights may differ on
+a GPU. If an integer counted when it is read, each test that counts right answers, or prints a
+number, would get a note that its figures depend on values, and would be run again.
 
 ``seen_bound`` of ``decisions.py`` handles sizes that depend on such a number.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NUMBERS: Final = Patch(
     "torch",
     *("Tensor.item", "Tensor.tolist"),
-    reason="a number that was not computed tells when the program decides by it",
+    reason="a number that was not computed records when the program branches on it",
 )
 FLOATS: Final = Patch(
     "torch", "Tensor.__float__", reason="a value that becomes a tensor again decides nothing"
@@ -245,7 +245,8 @@ def _reading(decisions: Decisions, purpose: str, method: Callable[..., Any]) -> 
 def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method of a pair of ``torch.testing`` to compare plain numbers.
 
-    PyTorch checks the exact class of each number, and its own tests read numbers inside the call.
+    PyTorch checks the exact class of each number. The results of ``_process_inputs`` are converted,
+    not the arguments, because pairs of PyTorch's own tests read numbers from tensors in there.
     """
 
     def __init__(self: Any, *numbers: Any, **options: Any) -> None:  # noqa: ANN401, N807 - PyTorch's

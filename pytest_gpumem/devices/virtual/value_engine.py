@@ -52,7 +52,7 @@ class VirtualValues(ValueEngine):
         self.compute(self.initial)
 
     def guesses(self) -> tuple[GuessRows, Sequence[str]]:
-        """Return the unknown values that a program branched on, and why they are unknown."""
+        """Return the uncomputed values that a program branched on, and why they are unknown."""
         return self._decisions.rows(), self._mode.notes() if self._mode else ()
 
     @staticmethod

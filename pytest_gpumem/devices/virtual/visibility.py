@@ -104,7 +104,7 @@ class DeviceVisibility:
     def _counting(self, count: Callable[[], int]) -> Callable[[], int]:
         """Wrap PyTorch's count of devices to call the driver only while devices are shown.
 
-        After that call no fork can use CUDA.
+        After a call of the driver, processes that this one forks cannot use CUDA.
         """
 
         def count_shown() -> int:  # _count skips frames of this file, which are not the program's

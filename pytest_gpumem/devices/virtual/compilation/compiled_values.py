@@ -27,7 +27,7 @@ COMPILER: Final = "torch._inductor.compile_fx"
 COMPILES: Final = Patch(
     COMPILER,
     "fx_codegen_and_compile",  # its result is what Inductor's caches store
-    reason="a graph is kept with its code, to be computed on the host",
+    reason="a graph is stored with its code, to be computed on the host",
 )
 LOADS: Final = Patch(
     COMPILER,

@@ -333,7 +333,7 @@ class CompiledCall:
             return False
         forms = [(tensor.dtype, tensor.numel()) for tensor in tensors]
         reads = [read for read in self._reads if (read.operator, read.forms) == (call.name, forms)]
-        values = None  # stays None unless exactly one read matches
+        values = None  # stays None if no read matches, or several in unknown order
         if len(reads) == 1 or (reads and all(read.order >= 0 for read in reads)):
             read = min(reads, key=lambda read: read.order)
             self._reads.remove(read)
@@ -430,7 +430,7 @@ class _Computation:
         self.assumed = False
         """whether any input is assumed"""
         self.lost = 0
-        """bytes of results that are unknown"""
+        """bytes of large floating-point results that are unknown"""
         self._borrowed: set[int] = set()
         """addresses of the input storages that were read"""
 

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 BENCHMARKS: Final = Patch(
     "torch._inductor.runtime.benchmarking",
     "*.benchmark_gpu",
-    reason="kernels that compute nothing are not timed: all take as long",
+    reason="kernels that compute nothing are not timed: all get the same time",
 )
 CHOICES: Final = Patch(
     "torch._inductor.runtime.triton_heuristics",
     "CachingAutotuner.autotune_to_one_config",
-    reason="what a GPU takes to time a kernel's configurations is in the range of peaks",
+    reason="the memory that a GPU takes to time a kernel's configurations is in the range of peaks",
 )
 LAUNCHES: Final = Patch(
     CHOICES.module,
@@ -52,7 +52,7 @@ LAUNCHES: Final = Patch(
 COPIED: Final = Patch(
     CHOICES.module,
     "CachingAutotuner.copy_args_to_cpu_if_needed",
-    reason="arguments are not saved from kernels that do not run",
+    reason="arguments need no copies, because the kernels that would overwrite them do not run",
 )
 GENERATED: Final = Patch(
     "torch._inductor.compile_fx",
@@ -62,7 +62,7 @@ GENERATED: Final = Patch(
 BENCHES: Final = Patch(
     "triton.runtime.autotuner",
     "Autotuner._bench",
-    reason="each configuration of a Triton kernel is called once, and all take as long",
+    reason="each configuration of a Triton kernel is called once, and all get the same time",
 )
 BENCH: Final = Patch(
     BENCHES.module,

@@ -99,7 +99,7 @@ def compiles_for_gpu(example_inputs: object) -> bool:
 
 
 def refuse_without_triton() -> None:
-    """Raise when compiling for a GPU without Triton, which would crash Inductor's workers."""
+    """Raise if Triton is missing: compiling for a GPU without it would crash Inductor's workers."""
     if importlib.util.find_spec("triton") is None:
         raise DeviceError(
             "torch.compile",

@@ -1,12 +1,13 @@
-"""Turns off ``torch.compile``'s padding of matrix products, and reports its memory.
+"""Turns off ``torch.compile``'s padding of matrix products, and reports the memory it may take.
 
 PyTorch times a product of odd sizes twice: unpadded, and with operands padded to whole vectors.
 Which one is faster on a GPU is not known here. The upper bound of a step's range includes the
 memory for padding: what PyTorch allocates to time both, and padded copies besides the operands and
 the result. A copy of the result lives as long as the product runs. Copies of a forward pass's
-operands may be saved for the backward pass: they live until compiled code has run the backward
-pass, and as long as the result. In a backward pass one kernel may copy the operands of two
-products: these copies live from the previous product on. The copying kernels are timed as well.
+operands may be saved for the backward pass: they live until the result is freed or compiled code
+has run the backward pass, whichever comes last. In a backward pass one kernel may copy the operands
+of two products: these copies live from the previous product on. The copying kernels are timed as
+well.
 
 PyTorch makes the choice while it compiles, and a later run loads compiled code from a cache. So the
 products are stored with the code of the forward pass, which is compiled next.
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 KEYS: Final = Patch(
     "torch._inductor.fx_passes.pad_mm",
     "should_pad_bench_key",
-    reason="Inductor asks of each matrix product whether padding it is faster",
+    reason="Inductor decides for each matrix product whether padding it is faster",
 )
 ANSWERS: Final = Patch(
     KEYS.module, "get_cached_should_pad", reason="no product is padded: a GPU's answer is not known"
@@ -48,7 +49,7 @@ ANSWERS: Final = Patch(
 COMPILED: Final = Patch(
     COMPILER,
     *("fx_codegen_and_compile", "_compile_fx_inner"),
-    reason="the products that a GPU may pad are kept with the code",
+    reason="the products that a GPU may pad are stored with the code",
 )
 CODE_CALLS: Final = Patch(
     CALLS.module,
@@ -59,7 +60,7 @@ MULTIPLICATIONS: Final = Patch(
     "torch._inductor.select_algorithm",
     # the last two arguments of each are the operands
     *(f"extern_kernels.{name}" for name in ("mm", "addmm", "bias_addmm", "bmm", "baddbmm")),
-    reason="copies that a GPU may pad are there while the product runs",
+    reason="padded copies that a GPU may make exist while the product runs",
 )
 PRODUCTS: Final = "_gpumem_products"
 """attribute of compiled code with the products considered for padding, as plain data"""
@@ -173,7 +174,7 @@ class PaddedProducts:
     # -- while it compiles --
 
     def _note_requested(self, _match: object, *args: Any, **options: Any) -> None:
-        """Record a product when PyTorch creates the key of the product in a cache."""
+        """Record a product when PyTorch creates its cache key."""
         if is_shown() and not options.get("is_base_time_key"):
             self._requested[asked_product(sys.modules[KEYS.module], *args)] = None
 

@@ -28,7 +28,7 @@ class RecompileLimits:
 
     def __init__(self) -> None:
         self._compiled: set[bool] = set()
-        """for the steps that compiled code: whether they had values (True, False or both)"""
+        """the kinds of steps that have compiled code: with values (True), without values (False)"""
         self._values: bool | None = None
         """whether the running step has values; None between tests"""
         self._frames = 0

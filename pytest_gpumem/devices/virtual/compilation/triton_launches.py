@@ -1,6 +1,7 @@
-"""Tracks the writes of Triton kernels that a program launches itself: their arguments.
+"""Tracks what Triton kernels that a program launches itself may write: their arguments.
 
-Kernels that an operator launches (PyTorch's own, in torch._native) write what the operator writes.
+Kernels that an operator launches (PyTorch's own, in torch._native) need no tracking: the operator
+declares what it writes.
 
 The virtual GPU cannot track where other kernels outside of PyTorch write: after such a launch all
 values are unknown.

@@ -29,7 +29,7 @@ NCCL: Final = Patch(
 BARRIER: Final = Patch(
     "torch._C._distributed_c10d",
     "ProcessGroup.barrier",
-    reason="NCCL takes the device whose number is the rank's, and a rank that runs alone has one",
+    reason="at a barrier NCCL uses the device with the rank's number; a lone rank has one device",
 )
 _UNIQUE_ID: Final = "\0" * 128
 """an ncclUniqueId of the native library: zeros"""
@@ -54,8 +54,8 @@ def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContext
 def _alone() -> Iterator[None]:
     """Create NCCL process groups, and wait at their barriers, without the other ranks.
 
-    Ranks join with an id that the first one creates and puts in a store, under a key that PyTorch
-    chooses: here they are stored for every group.
+    Ranks join a group with an id that its first rank creates and puts in a store, under a key that
+    PyTorch chooses. Here an id is stored under every possible key before the group is created.
     """
 
     def with_ids(group_class: Any) -> Any:
@@ -64,8 +64,8 @@ def _alone() -> Iterator[None]:
 
             def __init__(self, *arguments: Any) -> None:
                 store, rank, size, options, *_ = arguments
-                # Keys in ProcessGroupNCCL.cpp: for the whole group, the number of the communicator,
-                # which newer versions write with a name, after the group's name ...
+                # Keys in ProcessGroupNCCL.cpp: for the whole group, the communicator's number,
+                # which newer versions prefix with "nccl_storekey_" and the group's name ...
                 group = getattr(options, "group_name", "")
                 keys = ["0", "nccl_storekey_0", f"{group}/nccl_storekey_0"]
                 # ... and for each pair that includes this rank, both ranks, the lower one first.

@@ -28,7 +28,7 @@ PRIMITIVES: Final = ("send", "recv", "batch_isend_irecv")
 CARRIED: Final = Patch(
     "torch.distributed",
     *(*NAMES, *(f"distributed_c10d.{name}" for name in (*NAMES, *PRIMITIVES))),
-    reason="ranks send each other objects by their store: a virtual GPU moves no bytes",
+    reason="ranks send each other objects through their store: a virtual GPU moves no bytes",
 )
 
 

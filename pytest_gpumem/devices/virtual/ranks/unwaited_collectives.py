@@ -1,4 +1,4 @@
-"""Keeps the tensors of NCCL collectives that no program waits for, as PyTorch does.
+"""Keeps the tensors of NCCL collectives for which the program does not wait, as PyTorch does.
 
 From torch 2.8 on, the process group of NCCL keeps the tensors of an asynchronous collective until
 ``Work.wait()``. If a program waits for ``Work.get_future()`` instead, or not at all, a thread
@@ -62,7 +62,7 @@ PASSES: Final = Patch(
 MAX_AHEAD: Final = 1024
 """maximum number of kernels that the host launches before the device runs the first of them"""
 MAX_KEPT: Final = 10_000
-"""maximum number of collectives kept if no backward pass follows"""
+"""maximum number of collectives kept at a time; beyond it, the oldest are released"""
 MIN_PERCENT: Final = 1
 """percent of a peak that the tensors must take for a note"""
 
@@ -121,7 +121,7 @@ class UnwaitedCollectives:
             self._works[id(work)] = work, progress
 
     def clear(self) -> None:
-        """Release all collectives, because the program has ended and starts no more."""
+        """Release all collectives, and reset what was recorded about the program."""
         self._works.clear()
         self._passes = self._most = 0
 

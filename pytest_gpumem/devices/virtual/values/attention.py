@@ -4,9 +4,10 @@ All are softmax(q @ k.T * scale + bias) @ v, computed in single precision, with 
 the backward pass needs. Dropout's mask is drawn from the seed that the operator returns, so that
 the backward pass draws the same one.
 
-They are written out because PyTorch's attention for the CPU has neither dropout nor windows, masks
-from the upper left only, or returns no logsumexp. Gradients by autograd are the same, but double
-the time of a small transformer's step.
+They are written out because PyTorch's own attention for the CPU does not do all of this: it has no
+dropout and no windows, aligns causal masks only to the upper left, or returns no logsumexp.
+Backward passes are written out too: gradients by autograd are the same, but double the time of a
+small transformer's step.
 """
 
 from __future__ import annotations

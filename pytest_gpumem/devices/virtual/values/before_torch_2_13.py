@@ -80,7 +80,7 @@ _AROUND: Final = {KEY: _above_python, LOWER_KEY: _below_python} if IS_ABOVE_PYTH
 
 
 def around(name: str, key: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an operator's kernel for a dispatch key; return it unchanged since torch 2.13."""
+    """Wrap an operator's kernel for a dispatch key; from torch 2.13 on, return it unchanged."""
     return functools.partial(_AROUND[key], name, kernel) if key in _AROUND else kernel
 
 

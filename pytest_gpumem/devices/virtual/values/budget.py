@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
 
 MAX_FLOPS: Final = 1 << 30
-"""maximum floating-point operations of an operator that is computed: 20 ms of one CPU thread"""
+"""maximum floating-point operations, by PyTorch's formula, of an operator that is computed: 20 ms
+of one CPU thread"""
 ALL_FLOPS: Final = 20 * 10**9
 """limit on the floating-point operations spent on one test's values: 0.4 s of one CPU thread"""
 ASKED: Final = 256 << 20
-"""bytes that an operator may need before free memory is checked, when all values are computed"""
+"""when all values are computed: bytes up to which an operator needs no check of free memory"""
 TINY: Final = 4096
 """maximum total bytes of the tensors of an operator that costs nothing"""
 OF_ELEMENT: Final = 16

@@ -117,7 +117,7 @@ def nms_copies(result: Tensor | None, args: Arguments) -> Sequence[Answer]:
     if result is None:
         return []
     order = over_device_memory(args.scores).argsort(stable=True, descending=True)
-    bits = 0  # the first box remains: let it suppress all boxes that do not
+    bits = 0  # the first box remains: let it suppress all others that do not remain
     for place in (~torch.isin(order, result)).nonzero().flatten().tolist():
         bits |= 1 << place
     row = -(-len(order) // 64) * 8

@@ -37,7 +37,8 @@ def present_operator(name: str) -> OpOverload:
 
 
 operator_named: Final = functools.cache(present_operator)
-"""``present_operator``, cached: it keeps returning an operator that was registered anew later"""
+"""``present_operator``, cached: it returns the same operator even if another is registered under
+the name later"""
 
 
 def keys_of(tensors: Sequence[torch.Tensor]) -> torch._C.DispatchKeySet:
@@ -46,7 +47,7 @@ def keys_of(tensors: Sequence[torch.Tensor]) -> torch._C.DispatchKeySet:
 
 
 def numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
-    """Replace numbers in tensors' places by tensors, as in PyTorch's own calls of the operator.
+    """Replace numbers passed for parameters of type Tensor by tensors, as PyTorch's C++ does.
 
     None stays: it means a missing tensor, such as attention's seed before torch 2.7.
     """

@@ -168,8 +168,8 @@ equivalent_of_arguments("aten::cudnn_convolution_add_relu")(
 
 # -- matrix products: with other dtypes, scaled, grouped, of int4 --
 #
-# PyTorch's own for the CPU are missing in older versions (_scaled_mm in 2.6, _grouped_mm in 2.8),
-# and accept less: no scales of blocks, no int4 weights of 8 rows, no other result type.
+# PyTorch's CPU kernels are missing in older versions (_scaled_mm in 2.6, _grouped_mm in 2.8), and
+# do not accept scales of blocks, int4 weights of 8 rows, and other result types.
 
 
 ZERO_OF_INT4 = 8
@@ -206,7 +206,7 @@ def added_product(
 
 
 def _factors(scale: Tensor, matrix: Tensor) -> Tensor:
-    """Return scales of a matrix, its rows, columns or blocks, in a shape to multiply it by."""
+    """Reshape scales of a whole matrix, its rows, columns or blocks to be multiplied with it."""
     if scale.numel() == 1:
         return scale.float().reshape(())
     if scale.ndim == 1 and scale.numel() in matrix.shape:

@@ -256,10 +256,10 @@ class HostComputer:
             return None
 
     def _affords_sorting(self, elements: int) -> bool:
-        return self.budget.affords_sorting(elements)  # a closure, as renew() replaces the budget
+        return self.budget.affords_sorting(elements)  # the current one: renew() replaces it
 
     def computed(self, call: OperatorCall, args: Any, kwargs: Any) -> tuple[Any] | None:  # noqa: ANN401 - an operator's
-        """Compute an operator that the caller intercepted; None if it is too costly, or failed."""
+        """Compute an operator from host arguments; None if it is too costly, or failed."""
         affords, inputs = self.budget.affords, call.inputs()
         if call.traits.in_python and not affords(call, inputs, call.written(), None):
             return None

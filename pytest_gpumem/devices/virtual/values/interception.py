@@ -1,4 +1,4 @@
-"""Passes every operator that PyTorch runs to a ValueMode, before and after its CUDA code.
+"""Passes the operators that PyTorch runs to a ValueMode, which runs them and computes their values.
 
 This is not a TorchDispatchMode: while one is active PyTorch's own code takes other paths, with
 other memory (``at::isTensorSubclassLike`` is then true of every tensor: gradients are not added in
@@ -171,8 +171,8 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     if run is None:
         with Without(KEYS):
             return _without_none(traits.op._op(*args, **kwargs))
-    # Objects created here would make Python's garbage collector run earlier than on a GPU. Other
-    # libraries' operators may run Python code of their own.
+    # Objects created here would make Python's garbage collector run earlier than on a GPU: disable
+    # it. It stays enabled for other libraries' operators, which may run Python code of their own.
     is_own = traits.op.namespace == "aten"
     collects = is_own and isenabled()
     if collects:
@@ -183,7 +183,8 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
             if place < len(args) and type(args[place]) in TYPES_OF_NUMBERS:
                 args = _tensors_of_numbers(traits.tensors, args)
                 break
-        # A subclass's own methods are for the program: C++ calls operators on saved tensors, too.
+        # The calls made here must not trigger a subclass's __torch_function__, which is for the
+        # program's calls: C++ calls operators on saved tensors of subclasses, too.
         with Without(KEYS), DisableTorchFunctionSubclass() if is_own else nullcontext():
             return _without_none(run(OperatorCall(traits, args, kwargs)))
     except BaseException as error:
@@ -295,12 +296,12 @@ TRACERS: Final = Patch(
         )
         for method in ("__enter__", "__exit__", "__torch_dispatch__")
     ),
-    reason="tensors that are traced have no values, and a fallback of Python's fails beside a mode",
+    reason="traced tensors have no values, and a Python fallback kernel fails inside a mode",
 )
 HIGHER_ORDER: Final = Patch(
     "torch._ops",
     "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS",
-    reason="higher-order operators have no kernel for the key of values",
+    reason="higher-order operators have no kernel for the key that intercepts operators",
 )
 
 

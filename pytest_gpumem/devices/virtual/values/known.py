@@ -65,7 +65,7 @@ class KnownValues:
     def write(
         self, tensor: Tensor, values: Tensor, *, assumed: bool = False, whole: bool = False
     ) -> bool:
-        """Write values to a tensor; False if host memory is short, so that they become unknown.
+        """Write values to a tensor; False if a limit prevents it, so that they become unknown.
 
         Args:
             tensor: a device tensor or a host tensor.

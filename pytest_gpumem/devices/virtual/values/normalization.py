@@ -1,8 +1,8 @@
 """CPU equivalents of normalizations that are cuDNN's, or whose results differ on CUDA.
 
-They call the CPU's kernels. PyTorch's decompositions (torch._decomp) return no statistics in
-evaluation and statistics in half precision, and do not accept all types that CUDA accepts.
-Synchronized batch normalization has neither a kernel for the CPU nor a decomposition.
+They call the CPU's kernels, because PyTorch's decompositions (torch._decomp) return no statistics
+in evaluation, return statistics in half precision, and do not accept all types that CUDA accepts.
+Synchronized batch normalization is written out: it has neither a CPU kernel nor a decomposition.
 """
 
 from __future__ import annotations
