@@ -176,7 +176,7 @@ def read_card_file(path: Path) -> dict[str, Any]:
     if fields.context is None:
         fields.context = estimated_context(fields.capability, fields.sm_count)
     if fields.context >= fields.total_memory:
-        raise SpecError(subject, "context is larger than total_memory", HOW)
+        raise SpecError(subject, "context leaves nothing of total_memory", HOW)
     return msgspec.structs.asdict(fields)
 
 

@@ -99,7 +99,7 @@ class Kind(str, Enum):
     """The kinds of verdicts, in the order in which reports list their counts."""
 
     severity: int
-    """sort order of reports, and of ranks when one result represents all; 0 is the worst"""
+    """sort order of reports, and of failed ranks when one result represents all; 0 is the worst"""
     tone: Tone
     mark: str
     """character in a passed test's row, for readers without colours"""

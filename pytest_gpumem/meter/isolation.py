@@ -155,9 +155,10 @@ class Isolation:
         """Update ``kept_foreign``; return whether it has changed."""
         before = list(self.kept_foreign)
         if self._pins.ranges:
-            held, reserved = self._pins.still_held(), self._pins.still_reserved()
-            pinned = (foreign.pinned for foreign in before)
-            self.kept_foreign = list(map(Held, held, reserved, pinned, held))
+            self.kept_foreign = [
+                left._replace(pinned=foreign.pinned)
+                for left, foreign in zip(self._pins.update(), before, strict=True)
+            ]
         return before != self.kept_foreign
 
     def see_lost(self) -> bool:

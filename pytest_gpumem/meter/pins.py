@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.cuda_start import SETTINGS
+from pytest_gpumem.meter.peaks import Held
 from pytest_gpumem.recording.allocator_log import SEGMENT
 from pytest_gpumem.recording.allocator_view import VIEW, Plug
 from pytest_gpumem.recording.graphs import graph_tensors
@@ -168,13 +169,11 @@ class Pins:
             )
         ]
 
-    def still_held(self) -> list[int]:
-        """Return the bytes of foreign blocks on each device that the step has not freed."""
-        pinned = {place: pin.plug.size for place, pin in self._pins.items()}
-        return self._by_device(pinned | self._loose)
+    def update(self) -> list[Held]:
+        """Forget segments that were released; return the memory that is still foreign, by device.
 
-    def still_reserved(self) -> list[int]:
-        """Return the bytes of foreign segments that the allocator still reserves on each device."""
+        That is the blocks that the step has not freed, and their segments; no pinned host memory.
+        """
         segments = [
             (segment["device"], segment["address"], segment["address"] + segment["total_size"])
             for segment in VIEW.segments()
@@ -186,9 +185,14 @@ class Pins:
             for number, low, high in segments
             if number == device and low < end and start < high
         ]
-        return [
+        reserved = [
             sum(end - start for number, start, end in self.ranges if number == device)
             for device in self._devices
+        ]
+        blocks = {place: pin.plug.size for place, pin in self._pins.items()} | self._loose
+        return [
+            Held.blocks(nbytes)._replace(reserved=in_segments)
+            for nbytes, in_segments in zip(self._by_device(blocks), reserved, strict=True)
         ]
 
     # -- blocks that could not be pinned --

@@ -297,11 +297,15 @@ class AllocatorView:
         devices = list(devices)
         for device in devices:
             self._note_peaks(device)
-        with self._hidden_differences(devices, lambda path: path[-1] not in {"peak", "current"}):
-            yield
-        self.history.hide_since(start)
-        for device in devices:
-            self._real[self.backend.bindings.reset_peaks](device)
+        try:
+            with self._hidden_differences(
+                devices, lambda path: path[-1] not in {"peak", "current"}
+            ):
+                yield
+        finally:
+            self.history.hide_since(start)
+            for device in devices:
+                self._real[self.backend.bindings.reset_peaks](device)
 
     def add_plug(self, plug: Plug) -> None:
         """Show a block to the test's code as free from now on."""

@@ -196,6 +196,9 @@ def test_a_search_goes_on_where_it_was_and_begins_anew_if_asked(gpumem, suite):
     bisect(gpumem, "--fresh")
     assert len(suite.tried()) == 4
     assert (kept / ".gitignore").read_text(encoding="utf-8") == "*\n"
+    suite.tried()
+    bisect(gpumem, "--light")  # what was skipped without it may be installed
+    assert suite.calls.exists()
 
 
 @pytest.mark.parametrize("named", [TEST, "tests"])

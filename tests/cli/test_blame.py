@@ -127,9 +127,12 @@ def test_edits_that_are_no_program_alone_are_undone_together():
 def test_sources_take_the_place_of_files_and_no_file_changes(suite):
     suite.write("lib.py", "SIZE = 2\n")
     suite.write("test_lib.py", "import inspect, lib\ndef test_it():\n    assert lib.SIZE == 2\n")
-    text = "import inspect, lib\ndef test_it():\n    assert lib.SIZE == 1\n    "
-    text += "assert 'SIZE == 1' in inspect.getsource(test_it)\n"
-    sources = {"lib.py": "SIZE = 1\n", "test_lib.py": text}
+    suite.write("elsewhere/linked.py", "SIZE = 2\n")
+    (suite.path / "linked.py").symlink_to("elsewhere/linked.py")
+    text = "import inspect, lib, linked\ndef test_it():\n    assert lib.SIZE == linked.SIZE == 1\n"
+    text += "    assert 'linked.SIZE == 1' in inspect.getsource(test_it)\n"
+    text += "    assert inspect.getsource(linked) == 'SIZE = 1\\n'\n"
+    sources = {"lib.py": "SIZE = 1\n", "elsewhere/linked.py": "SIZE = 1\n", "test_lib.py": text}
     given = {str(suite.path.resolve() / name): source for name, source in sources.items()}
     suite.write("sources.json", json.dumps(given))
     command = [sys.executable, "-m", "pytest_gpumem.cli.bisect.undone", "sources.json"]

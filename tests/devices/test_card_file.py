@@ -95,7 +95,7 @@ def test_the_command_describes_the_gpu_that_torch_sees(tmp_path):
         (("sm_count = 60", "sm_count = 60\nclock = 3"), "unknown field `clock`"),
         (("[8, 9]", "[6, 1]"), "does not support capability = [6, 1]"),
         (("[8, 9]", "8.9"), "capability"),
-        (("12_000_000_000", "1000"), "context is larger than total_memory"),
+        (("12_000_000_000", "1000"), "context leaves nothing of total_memory"),
         (("12_000_000_000", "99999999999999999999"), "total_memory"),
         (("12_000_000_000", ""), "does not describe a card"),
         (('"NVIDIA Mine"', '"NVIDIA Mine"\nname = "../x"'), "name"),

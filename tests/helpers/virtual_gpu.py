@@ -83,6 +83,11 @@ def highest(device):
     return peak_in(VIEW.stats(device))
 
 
+def sizes_of(held):
+    """Return the allocated and reserved bytes of a Held, for tests that concern no other figure."""
+    return held.allocated, held.reserved
+
+
 LEFT = "an earlier test of this process left memory behind"
 
 

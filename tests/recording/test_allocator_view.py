@@ -11,7 +11,7 @@ import pytest
 from helpers.left_out import need_libraries
 from helpers.sources import program
 from helpers.torch_features import require_release
-from helpers.virtual_gpu import MIB, run_python, virtual_device
+from helpers.virtual_gpu import MIB, highest, run_python, tensor, virtual_card, virtual_device
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual.inherited import INHERITED, LIBRARIES, PRELOAD
@@ -280,6 +280,14 @@ def test_a_history_keeps_as_many_events_as_it_was_asked_for(suite):
         """,
     )
     assert session.outcomes == {"passed": 1}, session.out
+
+
+def test_what_is_hidden_stays_so_after_an_error():
+    with virtual_card():
+        with pytest.raises(KeyError), VIEW.hidden([0]):
+            tensor(50 * MIB)
+            raise KeyError
+        assert highest(0).allocated < 50 * MIB
 
 
 OUTLIVED = """

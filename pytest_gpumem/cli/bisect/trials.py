@@ -53,7 +53,7 @@ class VersionTests:
         """A folder name for the reports, which changes if the tests are edited."""
         package = re.sub(r"\W+", "-", self.package).strip("-")
         settings = repr((self.package, self.tests, self.requirements, self.device))
-        digest = hashlib.sha256(f"{settings}{self.as_of or ''}".encode())
+        digest = hashlib.sha256(f"{settings}{self.as_of or ''}{'light' * self.light}".encode())
         for argument in self.tests:
             path = Path(argument.partition("::")[0])
             files = [path] if path.is_file() else []

@@ -16,10 +16,8 @@ MIN_CUDNN: Final = 90800
 """first version of cuDNN that can plan for a device that the machine lacks (its release notes)"""
 
 CUDNN_MARGIN: Final = 25
-"""percent by which a real GPU may reserve more than the upper end of the range. Real GPUs reserved
-at most 21 % more than the virtual one with any workspaces observed for a convolution
-(benchmarks/results/convolution_ranges.txt), and in benchmark mode 19 % more than with the largest
-or the smallest plans (benchmarks/results/published_segmentary.txt)"""
+"""percent by which a real GPU may reserve more than the upper end of the range: in benchmark mode
+an L40S reserved up to 19 % more (benchmarks/results/published_segmentary.txt)"""
 
 NEAREST: Final = "9.19.0"
 """version of cuDNN whose figures were nearest to published ones, among five versions tried in place
