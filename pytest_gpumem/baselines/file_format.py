@@ -83,7 +83,7 @@ _one_line: Final = json.JSONEncoder(sort_keys=True).encode
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A JSON object with exactly these fields; unknown fields are errors."""
+    """A JSON object; unknown fields are errors, fields with a default may be missing."""
 
 
 class _OfDevice(_Strict):
@@ -277,7 +277,7 @@ def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry])
 
 
 def encode(file: BaselineFile) -> bytes:
-    """Return the file as JSON with sorted keys, one figure per line, without unused provenances."""
+    """Return the file as JSON with sorted keys, without unused provenances; see :func:`_render`."""
     used = {entry.provenance for parts in file.tests.values() for entry in parts.values()}
     labels = {provenance: label for provenance, label in file.labels.items() if provenance in used}
     # A new provenance's label is "torch-2.15.0+cu132", plus a hash if that label is taken.

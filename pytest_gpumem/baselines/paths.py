@@ -1,9 +1,10 @@
 """Keys of baselines, paths of their folders and files, and reading and replacing files.
 
 A file is replaced as a whole or not at all; its content is defined in
-:mod:`pytest_gpumem.baselines.file_format`. Each version of torch has its own folder:
-``baselines/torch-{torch}``. The folder that contains these (``baselines``) is searched last: it may
-have older baselines, which apply until they are recorded again.
+:mod:`pytest_gpumem.baselines.file_format`. If the folder's name contains ``{torch}``
+(``baselines/torch-{torch}``), each version of torch has its own folder. The folder that contains
+these (``baselines``) is searched last: it may have older baselines, which apply until they are
+recorded again.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def remove_file(path: Path, directory: Path) -> None:
 
 
 class Key(NamedTuple):
-    """Identifies a figure: a test, or a part of it, on a device."""
+    """Identifies a baseline: a test, or a part of it, on a device."""
 
     device: str
     """the device's key: "virtual-T4" """
@@ -206,7 +207,7 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
 
     def distance(version_and_path: tuple[tuple[int, int], Path]) -> tuple[int, bool]:
         (major, minor), _ = version_and_path
-        # Of two equally near versions prefer the older: its figures existed before.
+        # Of two equally near versions prefer the older.
         return abs((major - own[0]) * _MAJOR + minor - own[1]), (major, minor) > own
 
     nearest = [path for _, path in sorted(versions, key=distance)]

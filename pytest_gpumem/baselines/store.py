@@ -143,7 +143,7 @@ class BaselineStore:
         return tuple(keys)
 
     def update(self, baselines: Iterable[NewBaseline]) -> UpdateSummary:
-        """Write the entries that changed; return all updates. Only one process may call it.
+        """Write the entries that changed; return all updates.
 
         Tests that are not in ``baselines`` keep their entries. A new baseline with the whole test
         has all of the test's parts: other parts in the file are removed. If a test occurs twice,
@@ -154,9 +154,9 @@ class BaselineStore:
         file with only such entries is not touched. So a diff shows only figures that changed; with
         ``follow_provenance``, also toolchains.
 
-        Files are read again under a lock, so that nothing is lost that another process has written
-        in the meantime. A bad file or a bad new baseline is skipped and reported in the summary's
-        errors; nothing is raised.
+        Files are read again under a lock, so that nothing is lost that another session has written
+        in the meantime. Of one session, only one process may call this method. A bad file or a bad
+        new baseline is skipped and reported in the summary's errors; nothing is raised.
         """
         # This creates thousands of objects and no garbage: collections would only cost time.
         with without_collections():

@@ -79,7 +79,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     capacity = run.meter.room.capacity
 
     def tried(size: int) -> Probe | None:
-        """Run the test with another batch size; None unless it passes or runs out of memory."""
+        """Probe a batch size; None if earlier runs left memory, or after an unrelated error."""
         with runner.trial(
             item, ADVICE, run.inputs._replace(batch_size=size), handled=error
         ) as trial:
@@ -94,7 +94,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     search = Search(capacity, limit=declared - 1)
     search.add(Probe(declared, fits=False, peak=needed))
     value: int | None = min(max(1, declared * capacity // max(needed.reserved, 1)), declared - 1)
-    while value is not None and len(search.probes) <= MAX_TRIALS:  # the first is not a trial
+    while value is not None and len(search.probes) <= MAX_TRIALS:  # the first is the failed run
         probe = tried(value)
         if probe is None:
             break

@@ -74,7 +74,7 @@ class PeakExplainer(Explainer):
     def _explanations(self, recorded: Recorded) -> Explanations:
         """Explain the peaks of a recorded run, unless an option disables explanations."""
         if not self.enabled:
-            return Explanations(recorded.recording)  # a snapshot may be written from it
+            return Explanations(recorded.recording)  # for its snapshot
         return explanations(recorded, self._runner.root, timelines=self._policy.timelines)
 
     def breakdown(self, recorded: Recorded) -> Breakdown | None:
@@ -90,7 +90,7 @@ class PeakExplainer(Explainer):
         *,
         again: bool = True,
     ) -> tuple[list[Result], Recording | None]:
-        """Return a test's results with explained peaks, and the recording of a run or None.
+        """Return a test's results with explained peaks, and the recording used; None without one.
 
         The test runs again at most once: to find where its peak comes from, if it was not recorded,
         or else to find the keepers of its blocks, or the lines that pin host memory.
@@ -120,7 +120,7 @@ class PeakExplainer(Explainer):
         return results, found.recording
 
     def snapshot(self, recording: Recording) -> Mapping[str, object]:
-        """Return a recording's snapshot, with each block's category unless they are disabled."""
+        """Return a recording's snapshot, with each block's category if explanations are enabled."""
         return snapshot_with_categories(recording) if self.enabled else recording.snapshot
 
     def _judged(

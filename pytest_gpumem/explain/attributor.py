@@ -59,7 +59,7 @@ class Attributor:
         initial = [block for block in device.blocks if block.start < 0]
         unseen = sum(block.size for block in initial) - foreign.allocated
         # It is known how many bytes of the initial memory are the step's, but not which blocks.
-        # Tagged blocks were in use: count them as the step's if they add up to no more than that.
+        # Tagged blocks were in use: count them as the step's, unless they exceed these bytes.
         tagged = [block for block in initial if block.tags]
         tagged_bytes = sum(block.size for block in tagged)
         if unseen > 0 and tagged_bytes <= unseen:
@@ -180,7 +180,7 @@ def lines_before(
 ) -> tuple[Site, ...]:
     """Return the lines whose memory in a peak was allocated before the part of the test began.
 
-    ``spans`` are the part's; the last one that started before the peak counts.
+    ``spans`` are the part's; it began with the last one that started before the peak.
     """
     began = max(
         (span.start for span in spans if span.start <= analyzed.time), default=analyzed.time
@@ -200,7 +200,7 @@ def origin_of(device: Blocks, block: Block) -> BlockOrigin:
     running = device.pass_at(block.time)
     maker = device.made_in(block)
     names = [tag.name for tag in block.tags if tag.category == category]
-    # The longest path is from the outermost module.
+    # A tensor may have several modules' tags: the longest path begins at the outermost module.
     name = max(names, key=lambda path: path.count("."), default="")
     module = maker.path if isinstance(maker, Call) else ""
     if name:

@@ -130,7 +130,7 @@ class Blocks:
     # -- amounts --
 
     def deltas(self, counted: set[Block]) -> dict[int, list[tuple[Category, int]]]:
-        """Return the bytes that each event adds to each category; index -1 is the start."""
+        """Return the bytes that each event adds to each category; -1 has the initial memory."""
         deltas: dict[int, list[tuple[Category, int]]] = {}
         for block in self.blocks:
             if block in counted:

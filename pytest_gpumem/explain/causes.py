@@ -34,7 +34,8 @@ MIN_ALIKE: Final = 0.5
 MIN_LEADING: Final = 4
 """parameters are named before gradients and optimizer state that grew at most N times as much"""
 MIN_EDITED: Final = 50
-"""an edited line is named first if it grew by at least 1/N of the largest growth of a line"""
+"""an edited line that makes a module is named first if it grew by at least 1/N as much as the line
+that would otherwise be first"""
 SEGMENTS: Final = "new segments"
 """the category of a cause that is not a tensor: memory that the allocator reserved"""
 MADE: Final = {"parameters", "buffers"}
@@ -167,9 +168,10 @@ def _line_at_least(
 ) -> tuple[str, ...]:
     """Return a sentence on the line that has most of a category's growth, or ().
 
-    Only a line that the baseline does not list is named: in the baseline it had at most what the
-    category had beyond the listed lines. If the line grew by more than the peak, memory of another
-    category may only have moved to it: then no line is named.
+    Only a line that the baseline does not list is named. In the baseline it had at most the
+    category's bytes outside of the listed lines: this gives a lower bound of its growth. If the
+    bound exceeds the peak's growth, memory of another category may only have moved to the line:
+    then it is not named.
     """
     listed = sum(site.nbytes for site in baseline.sites if site.category == category.name)
     before = {str(name): nbytes for name, nbytes in baseline.categories.items()}
@@ -305,8 +307,9 @@ def _further_reasons(
 ) -> Iterable[str]:
     """Yield further reasons: fragmentation, autocast now off, the forward line that grew most.
 
-    A line that calls a pass or makes parameters does not show why it grew: a backward allocates for
-    the lines of its forward, and ``model.cuda()`` for all modules.
+    The forward line is named if the cause is a line that calls a pass or makes parameters. Such a
+    line does not show why it grew: a backward allocates for the lines of its forward, and
+    ``model.cuda()`` for all modules.
     """
     grown = sum(current.categories.values()) - sum(baseline.categories.values())
     unsplit = (current.unsplit or 0) - (baseline.unsplit or 0)

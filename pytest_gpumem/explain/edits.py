@@ -3,8 +3,8 @@
 Lines that allocate or keep the growth come first, then lines that make a module whose memory grew,
 then lines through which the grown line is called. Other edits are not linked to the growth: of
 these, edits in a function on the call stacks of the growth's allocations, or in the class of such a
-function, are named first. Which of several edits is the cause, only runs without each of them show
-(``gpumem blame``).
+function, are named first. This does not prove which of several edits is the cause: ``gpumem blame``
+runs the tests without each of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 MAX_BLOCKS: Final = 500
-"""blocks whose stacks are read, the largest first"""
+"""maximum number of blocks whose call stacks are read, the largest first"""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 MAX_NAMED: Final = 3
 """edits that a note names"""
@@ -54,7 +54,7 @@ class _Growth:
         baseline = result.breakdowns_before[device]
         self._root = root
         self._lines: Counter[CodeLine] = Counter()
-        """by source line that allocates more: how many bytes more"""
+        """by source line: by how many bytes more it allocates than in the baseline"""
         for cause in causes:
             if cause.site is not None and cause.site.path:
                 self._lines[cause.site.path, cause.site.line] += cause.nbytes
@@ -64,7 +64,7 @@ class _Growth:
             if line.nbytes > 0:
                 self._lines[line.peak.path, line.peak.line] += line.nbytes
         self._calls: Counter[CodeLine] = Counter()
-        """by line on the call stacks of these lines' allocations: the bytes allocated"""
+        """bytes that these lines allocate, by each line on the call stacks of the allocations"""
         self._modules: Counter[str] = Counter()
         """bytes that modules own, by each name on the module's path: those of ``encoder.norm``
         count for ``encoder`` and for ``norm``"""

@@ -1,7 +1,7 @@
 """Give hints on what raises a peak, or will raise the peak of the next step.
 
-Each is a sentence with a measured number, or with "about" if it is an estimate. Each hint is based
-on evidence in the recording.
+Each hint is a sentence with measured numbers; an estimate says "roughly". The hint on fragmentation
+is based on peaks, every other hint on evidence in the recording.
 """
 
 from __future__ import annotations

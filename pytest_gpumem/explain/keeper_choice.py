@@ -45,7 +45,7 @@ class KeptBlock(NamedTuple):
 
 
 class NamedKeeper(NamedTuple):
-    """A keeper with its blocks, or several keepers ("x or y") of which one made the growth."""
+    """A keeper with its blocks; "x or y" if only one of several keepers made the growth."""
 
     name: str
     blocks: tuple[int, ...]
@@ -66,7 +66,7 @@ def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper
         certain = _certain(blocks, earlier, extra)
     if certain:
         return [choice for choice in certain if choice.name]
-    # Earlier blocks may be too few or too small for the growth, whatever the baseline had.
+    # Blocks of earlier steps alone may be too few or too small to make up the growth.
     is_short = len(earlier) < extra.blocks or _bytes(blocks, earlier) + MAX_UNSPLIT < extra.nbytes
     among = every if is_short else earlier
     names = dict.fromkeys(blocks[at].keeper for at in (*earlier, *reversed(among)))
@@ -92,7 +92,7 @@ def _certain(
                     left[_requested(blocks[at])] -= 1
                     chosen.append(at)
             certain.append(NamedKeeper(name, tuple(chosen)))
-        # No blocks add up to the growth: some of the baseline are gone, or have other sizes. This
+        # No blocks add up to the growth: blocks of the baseline are gone, or have other sizes. This
         # keeper is certain nevertheless if the blocks of all others are too few or too small.
         elif made is None and (
             len(others) <= extra.blocks * MAX_OTHERS

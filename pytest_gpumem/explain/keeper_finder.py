@@ -130,9 +130,10 @@ class KeeperFinder:
 def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[SiteKey, ExtraBlocks]:
     """Return how many more blocks each source line has than in the baseline, where that is known.
 
-    Blocks count per category: what a checkpoint's line allocates for the optimizer is separate from
-    what it allocates for the model. But a category depends on the moment: if a line has fewer
-    blocks of one category, they may count as another now, and its categories count together ("").
+    Blocks are counted by category, as a line that loads a checkpoint allocates for the model and
+    for the optimizer. But a block's category depends on the moment of the peak: if a line has fewer
+    blocks or bytes of a category than in the baseline, its blocks may have changed category, so all
+    of them are counted together, as category "".
     """
     # The baseline has its unused bytes only in total: all may belong to one line.
     unused = baseline.unsplit or 0
@@ -160,7 +161,7 @@ class PinWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Find the pinning lines of this thread, and of threads that start in the block."""
+        """Watch this thread, and threads that start in the block, for lines that pin memory."""
         self._total = self._pinned()
         outer = sys.getprofile()
         threading.setprofile(self._see)

@@ -4,7 +4,7 @@ A recording shows which blocks were alive at the peak. In another run of the sam
 waits for the last hook before the peak and the first one after it. There it identifies the same
 blocks by counting allocations, and climbs to the objects that refer to them. If no name leads to a
 block and a garbage collection frees it, the block was garbage at that moment. The search keeps no
-tensor alive, and allocates nothing.
+tensor alive, and allocates no device memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class _Candidate(NamedTuple):
     """whether the block was allocated in a step before that of the peak; without an optimizer, each
     forward pass is a step"""
     last_moment: int
-    """the number of the last moment before it was freed"""
+    """number of the last moment before the block was freed; a moment is the start or the end of a
+    module call or of a pass"""
 
 
 class _Naming(NamedTuple):
@@ -101,9 +102,9 @@ class KeeperSearch:
         recording = analyzed.device.recording
         last = recording.moments_until(analyzed.time)
         self._at_moment: dict[int, dict[tuple[Identity, int], int]] = {}
-        """by moment number: indices of the candidates that outlive the moment. Their keys are the
-        identity of the allocation, and its number among the allocations of that identity, counted
-        backwards from the moment"""
+        """by moment number: indices of the candidates that outlive the moment. A candidate's key is
+        the identity of its allocation, and its number among the allocations of that identity,
+        counted backwards from the moment"""
         history = analyzed.device.history
         for number in (last, last + 1):
             if not 0 < number <= recording.moment:
@@ -123,10 +124,10 @@ class KeeperSearch:
         """the parts of each keeper's name, by index of the candidate"""
 
     def _candidates_of(self, analyzed: AnalyzedPeak, root: Path) -> Iterator[_Candidate]:
-        """Yield the blocks alive at the peak on the lines in question."""
+        """Yield the blocks alive at the peak that the lines in ``extra`` allocated."""
         device = analyzed.device
         steps = analyzed.passes("optimizer")
-        # A training step ends when the optimizer that stepped first steps.
+        # Of several optimizers, the one that stepped first ends each training step.
         lead = next(iter(steps[0].fresh), None) if steps else None
         ends = [each.end for each in steps if lead in each.fresh]
         rounds = ends or [call.end for call in analyzed.forwards]
@@ -201,7 +202,7 @@ class KeeperSearch:
             for index, event in enumerate(events)
             if event["action"] in {"alloc", "free_requested"}
         }
-        """by address: the last event of its block, counted from the end"""
+        """by address: index, from the end, of the last event of a block at this address"""
         places = {
             (self._device, events[-1 - place]["addr"]): candidates[allocation]
             for place, allocation in self._allocations(events)

@@ -83,7 +83,7 @@ def edit_words(old: str, new: str) -> str:
         return f"is new: {new}"
     if not new:
         return f"is gone: {old}"
-    # The tokens in which the lines differ, widened to whole arguments.
+    # Find the tokens that differ between the lines.
     sides = list(_TOKEN.finditer(old)), list(_TOKEN.finditer(new))
     words = [[token[0] for token in side] for side in sides]
     shortest = min(map(len, words))

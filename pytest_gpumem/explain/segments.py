@@ -1,7 +1,8 @@
 """List the requests that made the allocator reserve new segments: why peak reserved grew.
 
 A request takes a new segment if no cached piece of memory is large enough. Each record has the
-cache at that time, and the live blocks in the segment that could have served the request.
+sizes of the cached pieces at that time, and the source lines of the live blocks in the segment that
+was closest to serving the request.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def segment_requests(
 ) -> tuple[SegmentRequest, ...]:
     """Return the requests that raised reserved memory to a new maximum, in order.
 
-    ``foreign`` are bytes that were reserved before the test.
+    ``foreign`` are reserved bytes that are not the test's.
     """
     events = device.history.events
     heights: list[tuple[int, int]] = []
@@ -82,7 +83,8 @@ def segment_requests(
 def _cache(device: Blocks, index: int, requested: int) -> tuple[list[int], list[Block]]:
     """Return the cached pieces before an event, and the live blocks in the best segment.
 
-    The best segment is the one with most cached memory among those as large as the request.
+    The best segment is the one with most cached memory among those at least as large as the
+    request.
     """
     alive = sorted(
         (block for block in device.history.blocks if block.alive(index)),
@@ -102,7 +104,7 @@ def _cache(device: Blocks, index: int, requested: int) -> tuple[list[int], list[
         elif event["action"] in RELEASING:
             segments.pop(event["addr"], None)
     for start, size in segments.items():
-        if (size <= SEGMENT) != (requested <= SMALL):  # in the other pool
+        if (size <= SEGMENT) != (requested <= SMALL):  # of the other pool: small or large blocks
             continue
         inside = [block for block in alive if start <= block.address < start + size]
         edge = start

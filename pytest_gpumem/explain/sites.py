@@ -53,9 +53,10 @@ def origin(
     category: Category,
     nbytes: int,
 ) -> BlockOrigin:
-    """Return a block's origin: the user's frame that allocated it, else the line of its pass.
+    """Return a block's origin: the user's frame that allocated it, else ``line``.
 
-    Autograd's threads, which run the backward, have no Python frames.
+    ``line`` called the running backward or optimizer pass: Autograd's threads, which run the
+    backward, have no Python frames.
     """
     frame = users_frame(frames)
     if frame is not None:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.allocator_log import Block
 
 MAX_POINTS: Final = 400
-"""points of a timeline; of a longer history, the highest level of each stretch is drawn"""
+"""maximum number of stretches of a timeline: of each, the point with the highest level is drawn"""
 COURSE_POINTS: Final = 40
-"""levels of a course, which a baseline file has on one line"""
+"""levels of a course; few, as a baseline file has them on one line"""
 
 
 def drawn_timeline(

@@ -40,7 +40,7 @@ FILE_NAMES: Final = {"nbytes": "bytes"}
 """names of fields in files, where they differ from the record's"""
 
 
-class JsonProblem(ValueError):  # noqa: N818 - each reader makes an error of its own of it
+class JsonProblem(ValueError):  # noqa: N818 - each reader turns it into an error of its own
     """A problem of a file's content, worded to follow the file's name: "is empty"."""
 
     def __init__(self, problem: str, *, encoding: bool = False, conflict: bool = False) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_own_error
 
 PATIENCE_S: Final = 3.0
-"""seconds without output; a longer search shows a line for every probe"""
+"""seconds after which a search shows a line for every probe"""
 
 
 @dataclass

@@ -21,24 +21,25 @@ if TYPE_CHECKING:
 Stop = Literal["memory", "limit", "no growth", "interrupted"]
 
 MAX_GROWTH: Final = 64
-"""maximum ratio of a probe to the previous value, however little memory the previous one needed"""
+"""maximum ratio of a value to the largest that has fitted, however little memory that one needed"""
 GUIDED: Final = 6
 """after this many probes between a fitting and a refused value, every second one bisects"""
 GROWTH: Final = 4
-"""minimum ratio of a probe to the previous value, before a line can be fitted"""
+"""minimum ratio of a value to the largest that has fitted, before a line can be fitted"""
 FLAT_PROBES: Final = 4
 """number of probes without growth after which the search stops"""
 DOWN: Final = (9, 8)
 """If the first value does not fit, try these tenths of it: a user's guess may be close."""
 FAR_DOWN: Final = 16
-"""Then divide the value by this: memory that a step allocates and keeps (an optimizer's state, say)
-is then placed in small segments, not inside large ones, which could not be released."""
+"""Then divide the value by this. In a run with a small value, memory that the step keeps (an
+optimizer's state, say) is placed in small segments. In large segments it would prevent their
+release."""
 MIN_DOWN: Final = 64
-"""below this value the search simply halves"""
+"""below this value, a search without a fitting value halves"""
 CLOSE: Final = 4
 """A bracket is close if its width is at most 1/N of its lower end."""
 FARTHEST: Final = 8
-"""A value larger by at most 1/N may still need less memory."""
+"""A value larger than the refused one by at most 1/N may still need less memory."""
 USUAL_MULTIPLE: Final = 8
 """Kernels may need less memory at multiples of this (tensor core sizes), so try the next one above
 the answer."""
@@ -104,7 +105,7 @@ class Largest:
 
     @property
     def monotonic(self) -> bool:
-        """Whether larger values needed more memory in all probes."""
+        """Whether no larger value needed less memory in any probe."""
         return not self.holes and not self.dips
 
     def __str__(self) -> str:
@@ -144,13 +145,13 @@ class Search:
     """Chooses the values to try; pass each probe to :meth:`add` before calling :meth:`next`.
 
     A blind search can only double. Here the first probe's memory shows how far it is safe to go:
-    memory is at least fixed + slope * value, so a value that needed a share of the capacity can be
-    divided by that share. Then the line through the two largest fitting values gives the value at
-    which the capacity is reached. The line uses the peaks of forward and backward passes, because
-    at small values an optimizer step, which hardly grows, has the higher peak. The answer is a
-    value that fitted in a probe, next to one that did not. If the first value does not fit, the
-    search tries two values near it, and then one far below, from which it goes up as from a small
-    first value.
+    memory is fixed + slope * value with ``fixed`` at least 0, so a value that needed a share of the
+    capacity can be divided by that share. Then the line through the two largest fitting values
+    gives the value at which the capacity is reached. The line uses the peaks of forward and
+    backward passes, because at small values an optimizer step, which hardly grows, has the higher
+    peak. The answer is a value that fitted in a probe, just below one that did not. If the first
+    value does not fit, the search tries two values near it, and then one far below, from which it
+    goes up as from a small first value.
 
     Args:
         capacity: bytes that a step may reserve.
@@ -178,7 +179,7 @@ class Search:
         self._high: int | None = None
         """the smallest value above ``_low`` that does not fit"""
         self._guided = 0
-        """number of probes since both bounds are known"""
+        """number of probes that :meth:`_between` chose since both bounds are known"""
         self._step = 1
         self._checked = False
 
@@ -286,7 +287,7 @@ class Search:
         return end
 
     def _stride(self) -> int:
-        """Return the next distance from the line's estimate; it doubles each time."""
+        """Return how far from a bound to probe next; the distance doubles each time."""
         step, self._step = self._step, 2 * self._step
         return step
 

@@ -30,7 +30,7 @@ MIN_STEPS: Final = 4
 
 
 class Limit(NamedTuple):
-    """One declared limit on one peak."""
+    """One declared limit on one figure."""
 
     name: str
     value: object
@@ -151,14 +151,14 @@ class Judged:
         return provenance_text(self.entry.provenance, self.measurement.provenance)
 
     def most(self, row: Comparison) -> int:
-        """Return the upper end of a figure's range; the figure itself if it has no such range."""
+        """Return the upper end of a figure's range; the figure itself if no range is judged."""
         spanned = self.measurement.range
         if spanned is None or not spanned.judged or row.peak not in PEAKS:
             return row.measured
         return max(row.measured, int(getattr(spanned.most[row.device], row.peak)))
 
     def at_least(self, bound: Bound) -> Bound:
-        """Return a bound with the figure to compare: for a lower limit the low end of its range."""
+        """Return a bound; if it is a lower limit, with the lower end of the figure's range."""
         spanned, figure = self.measurement.range, bound.relation.figure
         if spanned is None or not spanned.judged or not bound.relation.is_lower:
             return bound
@@ -167,7 +167,7 @@ class Judged:
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
-        """The declared limits of peaks; the allocator also enforces ``max_gib`` and ``card``."""
+        """The declared limits on figures; the allocator also enforces ``max_gib`` and ``card``."""
         spec = self.spec
         declared: tuple[tuple[str, FigureName, int | None], ...] = (
             ("max_gib", "reserved", spec.bytes_of("max_gib")),
@@ -194,7 +194,7 @@ class Judged:
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """All figures: peaks of every device, host memory if it has a limit, growth per sample."""
+        """All figures: peaks of every device, host memory if it has a limit, and the slope."""
         peaks = enumerate(self.measurement.peaks)
         rows = [row for device, peak in peaks for row in self.compare(device, peak)]
         host, max_host = self.measurement.host, self.spec.bytes_of("max_host_gib")
@@ -204,8 +204,8 @@ class Judged:
         if measured is not None:
             old = self.entry.slope if self.entry else None
             tolerance = self.policy.tolerance_of("allocated", self.spec.tolerance)
-            # The peak at the largest batch size may differ by the absolute tolerance: per sample,
-            # that is the tolerance divided by the batch size.
+            # The peak at the largest batch size may differ by the absolute tolerance. Divided by
+            # that batch size, this is the tolerance per sample.
             per_sample = replace(tolerance, absolute=tolerance.absolute // measured.sizes[-1])
             old_sizes = (old.per_sample, old.fixed) if old else (None, None)
             rows += [
@@ -267,8 +267,8 @@ class Judged:
         if self.entry is None or self.policy.against:
             return None
         old, new = self.entry.provenance, self.measurement.provenance
-        # Another driver changes nothing that PyTorch allocates: it is listed only beside other
-        # versions that differ.
+        # Another driver changes nothing that PyTorch allocates: it is listed only together with
+        # other versions that differ.
         if replace(old, driver=new.driver) == new:
             return None
         versions = toolchain_text(old, new)
@@ -276,7 +276,7 @@ class Judged:
 
     @cached_property
     def highest(self) -> str:
-        """The highest peaks of all devices as text, after the largest fitting value, if any."""
+        """The highest peaks of all devices, as text, after what a search or a server found."""
         measurement = self.measurement
         sizes = both_sizes(Peak(measurement.peak_allocated, measurement.peak_reserved))
         if measurement.peak_pinned:

@@ -60,7 +60,7 @@ def judge(  # noqa: PLR0913 - all that a verdict depends on
     relations: Sequence[Bound] = (),
     explain: ExplainGrowth = unexplained,
 ) -> Verdict:
-    """Judge a measurement: out of memory first, then budgets, growth, and the baseline.
+    """Judge a measurement: a failed start, out of memory, limits, growth, then the baseline.
 
     A figure exactly at its budget, or exactly at the tolerance, passes.
 
@@ -160,10 +160,10 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
 
 
 def _unwritten_pinned(case: Judged) -> list[Note]:
-    """Tell where a limit on host memory may hold only because pinned memory was not written.
+    """Return a note if the host memory limit may hold only because pinned memory was not written.
 
-    A GPU's driver makes pinned memory resident. On the virtual GPU it is so once it is written, but
-    not by copies of values that were not computed.
+    A GPU's driver makes all pinned memory resident. On the virtual GPU pinned memory becomes
+    resident when it is written, and a copy of values that were not computed writes nothing.
     """
     measurement, limit = case.measurement, case.spec.bytes_of("max_host_gib")
     if measurement.host is None or limit is None or not measurement.device.is_predicted:
@@ -367,7 +367,7 @@ def _beyond_bound(case: Judged) -> Verdict | None:
 def _over_budget_outside(case: Judged) -> Verdict | None:
     """Return a verdict if memory reserved plus memory outside PyTorch's allocator is too much.
 
-    None also on a real GPU, where the driver and other processes may use memory outside.
+    None also on a real GPU, where memory outside may be the driver's or another process's.
     """
     measurement = case.measurement
     if not measurement.device.is_predicted:
@@ -450,7 +450,7 @@ def _held_by(measurement: Measurement) -> Iterator[Note]:
 
 
 def _pinned_by(measurement: Measurement) -> Iterator[Note]:
-    """Yield a note on each line that pinned a large part of a peak over its limit."""
+    """Yield a note on each line that pinned a large part of a peak that is too high."""
     for line in measurement.pinned_lines:
         place = f"{line.path}:{line.line} in {line.function}"
         yield Note(NoteKind.PINNED, f"{format_size(line.nbytes)} pinned by {place}: {line.code}")
@@ -620,7 +620,7 @@ def _less_or_larger(limit: Limit, nbytes: int, use_less: str) -> str:
 
 
 def _use_less(case: Judged, device: int) -> str:
-    """Return advice to lower a device's peak: keep less if most of it is kept, else use less."""
+    """Return how to lower a device's peak: keep less if most of it was retained, else use less."""
     if case.measurement.garbage * 2 > case.measurement.peak_allocated:
         return KEEP_LESS
     for attribution in case.measurement.attributions[device : device + 1]:

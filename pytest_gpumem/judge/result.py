@@ -118,7 +118,7 @@ class Result:
     @property
     def breakdowns_before(self) -> tuple[Breakdown, ...]:
         """The baseline's breakdowns, one per device; empty if it was not compared."""
-        entry = self.baseline_entry  # may be of another batch size, and thus not compared
+        entry = self.baseline_entry  # not compared if it is of another batch size, say
         return entry.breakdowns if entry is not None and self.leading_comparison is not None else ()
 
     @property
@@ -148,7 +148,7 @@ class Result:
 
     @property
     def is_pinned_too_much(self) -> bool:
-        """Whether only host memory made the test fail, and pinned memory is over its limit."""
+        """Whether only host memory made the test fail, and pinned memory is part of the reason."""
         rows = self.verdict.comparisons
         return self.is_host_too_much and any(
             row.peak == "pinned" and (row.is_over_budget or row.excess > 0) for row in rows

@@ -24,13 +24,13 @@ started, and failed some minutes later with 0.08 GiB less (log files of vllm-off
 # (benchmarks/results/published_servers.txt).
 OUTSIDE: Final = 576 * MIB
 """upper bound in bytes of the memory outside of PyTorch that a server on one GPU uses before it
-sizes its cache: kernels that are loaded at their first run. 0.24 to 0.51 GiB on an H100, 0.34 GiB
-on an A100"""
+sizes its cache: kernels that are loaded at their first run. Measured: 0.24 to 0.51 GiB on an H100,
+0.34 GiB on an A100"""
 OUTSIDE_OF_SEVERAL: Final = 2304 * MIB
-"""the same for each of several GPUs, with NCCL's buffers. 2.06 to 2.13 GiB on H100s"""
+"""the same for each of several GPUs, with NCCL's buffers. Measured: 2.06 to 2.13 GiB on H100s"""
 GRAPH: Final = (200 << 10, 1350 << 10)
-"""lower and upper bound in bytes of the additional memory that each CUDA graph uses on a real GPU:
-0.23 MiB on an L4, 0.33 to 0.96 MiB on an H100, 1.3 MiB on an A100"""
+"""lower and upper bound in bytes of the additional memory that each CUDA graph uses on a real GPU.
+Measured: 0.23 MiB on an L4, 0.33 to 0.96 MiB on an H100, 1.3 MiB on an A100"""
 MAX_REFUSAL: Final = 160
 """maximum number of characters of the server's error that a verdict shows"""
 ADVICE: Final = (
@@ -52,7 +52,7 @@ def with_unknown(start: ServerStart, devices: int) -> ServerStart:
 
 
 def overflow(start: ServerStart) -> int:
-    """Return how many bytes a real GPU may lack once the KV cache is allocated; 0 if none."""
+    """Return how many bytes a real GPU may lack after it has allocated the KV cache; 0 if none."""
     if start.free is None or start.unseen == (0, 0):
         return 0
     return max(start.unseen_later + MARGIN - start.free, 0)
@@ -67,7 +67,7 @@ def is_too_close(start: ServerStart) -> bool:
 
 
 def shortage(start: ServerStart) -> int:
-    """Return how many bytes the KV cache lacks for a certain start; 0 or less if it lacks none."""
+    """Return how many bytes the KV cache lacks to start for sure; 0 or less if it lacks none."""
     return start.needed - start.range[0] + (MARGIN if start.unseen != (0, 0) else 0)
 
 

@@ -138,9 +138,9 @@ class Kind(str, Enum):
     """there is no baseline of this test: passes with a note; fails in CI, or with
     ``--gpumem-missing-baseline=fail``"""
     INCOMPARABLE = ("incomparable", 6, "open", "○", False, True, "")
-    """the baseline is of another device, batch size, rank or number of devices: as without a
-    baseline. Its file cannot be read: fails. ``--gpumem-provenance`` refuses its versions: passes
-    with a note or fails, as that option says"""
+    """the baseline is of another device, batch size, rank or number of devices: passes or fails as
+    without a baseline. Or its file cannot be read: fails. Or ``--gpumem-provenance`` refuses its
+    versions: passes with a note or fails, as that option says"""
 
     def __new__(cls, value: str, *columns: Any) -> Self:  # noqa: ANN401, D102 - a row of the table
         member = str.__new__(cls, value)
@@ -184,10 +184,10 @@ class Policy:
     updating: bool = False
     """whether this run rewrites baselines: then a difference from one is no failure"""
     against: str = ""
-    """key of another device with whose baselines to compare; "" for the measurement's own"""
+    """key of another device whose baselines to compare with; "" for the measurement's device"""
     provenance: Literal["compare", "note", "fail"] = "compare"
-    """if the baseline was made with another toolchain: compare anyway; pass with a note if the
-    measurement is beyond tolerance; or fail as incomparable"""
+    """what to do if the baseline was made with another toolchain: compare anyway; pass with a note
+    if the measurement is beyond tolerance; or fail as incomparable"""
 
     launcher: tuple[str, ...] = ("pytest",)
     """the first words of a remedy's command: those that start pytest, or the whole command of
@@ -214,9 +214,9 @@ class Policy:
 class Comparison:
     """One figure of one device, with its baseline and its budget, in bytes."""
 
-    # Other records that compare: a BreakdownRow compares a line of a breakdown with that of the
-    # baseline, an EntryChange compares a test in two sets of baselines, and a ToolchainChange
-    # compares a figure under two toolchains; several of the last are a CommonChange.
+    # Not to be confused with BreakdownRow (a line of a breakdown and of the baseline's),
+    # EntryChange (a test in two sets of figures), ToolchainChange (a figure under two toolchains)
+    # and CommonChange (several ToolchainChanges).
 
     device: int
     """index among the test's devices"""
@@ -228,7 +228,7 @@ class Comparison:
     allowance: int | None = None
     """the tolerance in bytes"""
     budget: int | None = None
-    """the tightest declared limit on this peak"""
+    """the tightest declared limit on this figure"""
 
     @property
     def title(self) -> str:
@@ -277,7 +277,7 @@ LeadKind = Literal["edit", "toolchain", "line", "category", "segment"]
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The first thing that a report says of a growth: the same in every format."""
+    """The first thing that a report says about a growth: the same in every format."""
 
     kind: LeadKind
     sentence: str
@@ -301,7 +301,8 @@ class Growth(NamedTuple):
     toolchain: Lead | None = None
     """the versions that differ from the baseline's; None if they are equal"""
     of_one_program: bool = True
-    """whether both come from the same code, possibly edited, and not from two parts of a test"""
+    """whether ``old`` and ``new`` are of the same code, possibly edited; if not, of two parts of a
+    test"""
 
 
 ExplainGrowth = Callable[[Growth], tuple[tuple[Cause, ...], Lead | None]]
@@ -357,7 +358,7 @@ class Verdict(Noted):
     reports then show no lines and hints of the peak, which do not explain it, and the test does not
     run again for them"""
     held_to: str = ""
-    """key of another device whose baseline was compared; "" for its own"""
+    """key of another device whose baseline was compared; "" for the measurement's device"""
     causes: tuple[Cause, ...] = ()
     """a regression's growth by source lines, the most important first"""
     lead: Lead | None = None

@@ -180,7 +180,7 @@ def expandable_segments() -> Iterator[bool]:
     ]
     _set_allocator(",".join([*unchanged, "expandable_segments:True"]))
     try:
-        with warnings.catch_warnings():  # PyTorch queries the fabric, which few GPUs have
+        with warnings.catch_warnings():  # PyTorch warns if the GPU has no fabric
             warnings.filterwarnings("ignore", message="nvmlDeviceGetGpuFabricInfo")
             yield True
     finally:

@@ -51,8 +51,8 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
 class Measuring:
     """A measurement of a block. Its figures can be read after the block has ended.
 
-    Within a marked test or ``gpumem run`` the block is an additional part: other figures do not
-    change.
+    Within a marked test or ``gpumem run`` the block is an additional part, and the figures of the
+    test or the program do not change.
     """
 
     def __init__(self, devices: int) -> None:

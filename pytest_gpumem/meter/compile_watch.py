@@ -65,7 +65,7 @@ class CompileWatch:
             self._around = outer
 
     def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a compiler function to run inside ``around()``, once for nested calls."""
+        """Wrap a compiler function: its outermost call runs inside ``around()``."""
 
         def watching(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
             __tracebackhide__ = True

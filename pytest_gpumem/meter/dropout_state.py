@@ -84,7 +84,7 @@ class DropoutStates:
                 if function is torch.ops.aten._cudnn_rnn.default and args[-1] is not None:
                     DROPOUT._renew(args[-1])  # the only place where Python can reach the state
                 name = function.name().removeprefix("aten::").partition(".")[0]
-                if name in RECURRENT.names:  # inference mode does not decompose it
+                if name in RECURRENT.names:  # in inference mode it is not decomposed yet
                     with self:
                         return function._op_dk(composite, *args, **(kwargs or {}))
                 return function(*args, **(kwargs or {}))

@@ -106,10 +106,10 @@ class Isolation:
     def has_new_blocks(self) -> bool:
         """Return whether a block has been allocated since the last step began.
 
-        Only then is garbage collected before the next step: with many modules loaded a collection
-        takes a tenth of a second, and memory that stays would cost every test that time. Older
-        memory may have become garbage; it is foreign memory either way. Any block may be new if the
-        allocator does not list its blocks.
+        Only then is garbage collected before the next step. With many modules loaded a collection
+        takes a tenth of a second, and memory that stays allocated would cost each later test this
+        time. Older memory may have become garbage, but is foreign memory either way. Any block may
+        be new if the allocator does not list its blocks.
         """
         return not VIEW.backend.lists_blocks or not FINDER.remembers(self.blocks())
 
@@ -193,7 +193,7 @@ class Isolation:
                 "earlier tests left free gaps in their segments, and not all gaps could be "
                 "filled: peak reserved may be wrong by up to 20.00 MiB"
             )
-        # Alone a step reserves no less than it allocates.
+        # The error has a bound: even alone a step reserves no less than it allocates.
         more = max((peak.reserved - peak.allocated for peak in peaks), default=0)
         if self._divided and more > 0:
             on_reserved.append(

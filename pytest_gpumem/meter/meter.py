@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 
 ACTIVE: Final[list[Meter]] = []
-"""stack of this process's meters, of which only the last one counts; there are two if, for example,
-a program under ``gpumem run`` runs pytest"""
+"""stack of this process's meters: only the last one is counting; there are two if, for example, a
+program under ``gpumem run`` runs pytest"""
 
 
 class Meter:
@@ -132,7 +132,7 @@ class Meter:
         """Settle, and start counting; with ``count_held``, memory held now belongs to the step.
 
         Raises:
-            DeviceError: PyTorch's allocator is not the native one.
+            DeviceError: PyTorch's allocator is not the native one, or its cache is switched off.
         """
         require_native_allocator()
         if ACTIVE:
@@ -168,7 +168,7 @@ class Meter:
         self._stack.callback(self.recording.abandon)
         if self._record:
             self.recording.start()
-        self._stack.callback(switch_on)  # runs first: only the caching allocator can free the plugs
+        self._stack.callback(switch_on)  # called first: only the caching allocator frees plugs
         self._begin()
 
     def _begin(self) -> None:
@@ -274,7 +274,7 @@ class Meter:
             reset_peaks(self.devices)
 
     def _forget_peaks(self) -> None:
-        """Reset the peaks of the allocators and of the devices, which are compared."""
+        """Reset the peaks of the allocators and of the devices together, as they are compared."""
         reset_peaks(self.devices)
         self._use.forget()
 
@@ -294,7 +294,7 @@ class Meter:
         self.note()
         return reported(self._whole.highest.passes)
 
-    # -- parts, and runs apart --
+    # -- parts, and separate runs --
 
     @contextmanager
     def part(self) -> Iterator[Tally]:
@@ -422,8 +422,8 @@ class Meter:
     ) -> None:
         """Restart from the memory held now: after a warm-up, or to run the step again.
 
-        ``record`` starts a recording, which calls ``at_moment`` at each moment; reused are
-        blocks of the step that an earlier run allocated.
+        ``record`` starts a recording, which calls ``at_moment`` at each moment. ``reused`` are
+        fixtures' blocks that count as the step's, although an earlier run allocated them.
         """
         collect_all()
         NODE_NUMBERS.begin()
@@ -437,7 +437,7 @@ class Meter:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the step had no separate runs and no memory, not even outside of PyTorch."""
+        """Whether the step had no separate runs and used no memory, not even outside of PyTorch."""
         if self._separate_spans or any(peak.reserved or peak.pinned for peak in self.peaks()):
             return False
         return not any(use.outside > 0 for use in self._device_use(self.isolation.read()))
@@ -449,7 +449,7 @@ class Meter:
         return list(outside(spans, holes))
 
     def end_step(self) -> None:
-        """Stop watching garbage: memory that the step's frames release from now on was in use."""
+        """Stop counting garbage: memory that becomes garbage from now on was in use in the step."""
         self._garbage.stop()
 
     # -- the result --

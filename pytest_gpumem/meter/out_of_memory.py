@@ -1,8 +1,8 @@
 """Out-of-memory errors of PyTorch's allocator: the bytes requested, the bytes held, the line.
 
-The error's class (``torch.OutOfMemoryError``) identifies it; of accelerators other than CUDA, some
-have no class for it, and their message does. The figures come from an observer attached to the
-allocator, or if the observer was not called, from the rounded figures in the message.
+Such an error is recognized by its class, ``torch.OutOfMemoryError``, or by its message if an
+accelerator other than CUDA raises another class. An observer attached to the allocator provides the
+figures. If it was not called, only the requested bytes are known, rounded, from the message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OutOfMemoryWatch:
     """Observes every out-of-memory error of this process after the first ``start``."""
 
     observes = False
-    """whether PyTorch reports errors to an observer; if not, only their messages have figures"""
+    """whether PyTorch calls an observer for each error; if not, figures come from messages"""
     names_device = True
     """whether the last error that was read named its device"""
     _refusals: list[Refusal]
@@ -73,7 +73,7 @@ class OutOfMemoryWatch:
         del self._refusals[count:]
 
     def last(self, error: BaseException) -> Refusal:
-        """Return the refusal behind an error: the last one observed, or from its message."""
+        """Return the refusal behind an error: the last observed, else one made from its message."""
         if self._refusals:
             return self._refusals[-1]
         message = str(error)
@@ -99,8 +99,8 @@ def find_out_of_memory(
 ) -> BaseException | None:
     """Return the out-of-memory error in the chain of an error's causes and contexts, or None.
 
-    The search stops at ``handled``: an error that was being handled when this one was raised, and
-    that is not its cause.
+    The search stops at ``handled``, an unrelated error that was being handled when this one was
+    raised.
     """
     visited: set[int] = {id(handled)} if handled is not None else set()
     while error is not None and id(error) not in visited:

@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
     @classmethod
     def blocks(cls, nbytes: int) -> Held:
-        """Return the figures of blocks in segments that are counted elsewhere."""
+        """Return the figures of ``nbytes`` of blocks; their segments are counted elsewhere."""
         return cls(allocated=nbytes, active=nbytes)
 
 
@@ -86,15 +86,15 @@ class Highest:
 
     all: tuple[Held, ...]
     passes: tuple[Held, ...]
-    """outside of optimizer steps: mostly of forward and backward passes"""
+    """the highest figures outside of optimizer steps: mostly of forward and backward passes"""
 
     @classmethod
     def of(cls, held: Sequence[Held]) -> Highest:
-        """Return the figures of a stretch in which no more than this was held."""
+        """Return the figures of a stretch in which at most ``held`` was held."""
         return cls(tuple(held), tuple(held))
 
     def in_optimizer_step(self) -> Highest:
-        """Return the figures of a stretch that lies in an optimizer step: they are of no pass."""
+        """Return these figures as those of an optimizer step: zero in ``passes``."""
         return replace(self, passes=(NOTHING,) * len(self.passes))
 
     def or_higher(self, other: Highest) -> Highest:
@@ -102,11 +102,11 @@ class Highest:
         return self._each(maximum, other.all, other.passes)
 
     def on_top_of(self, held: Sequence[Held]) -> Highest:
-        """Add what was held beside."""
+        """Add ``held`` to each figure."""
         return self._each(plus, held, held)
 
     def above(self, held: Sequence[Held]) -> Highest:
-        """Subtract what was held beside, with zero as the minimum."""
+        """Subtract ``held`` from each figure, with zero as the minimum."""
         return self._each(minus, held, held)
 
     def _each(
@@ -130,7 +130,7 @@ class Tally:
         """the recording of a run outside of the step, such as a search's probe"""
 
     def begin(self, start: Sequence[Held]) -> None:
-        """Reset the figures to ``start``, what each device holds now."""
+        """Reset the figures to ``start``, the memory that each device holds now."""
         self.start = start
         self.ends = start, start
         """what the devices held when the step or the part began, and when it ended"""
@@ -142,7 +142,7 @@ class Tally:
         return reported(self.highest.all)
 
     def raise_to(self, highest: Highest) -> None:
-        """Raise the figures to these."""
+        """Raise each figure to that of ``highest``, unless it is higher already."""
         self.highest = self.highest.or_higher(highest)
 
 

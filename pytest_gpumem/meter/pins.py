@@ -43,7 +43,7 @@ class _Pin(NamedTuple):
 
     storage: UntypedStorage
     plug: Plug
-    """the block, as the test's code sees it after the step has freed it"""
+    """the block as a plug: once the step has freed it, the test's code sees it as free"""
 
 
 class Pins:
@@ -71,7 +71,7 @@ class Pins:
                 device, address, size = segment["device"], segment["address"], segment["total_size"]
                 pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
                 blocks: dict[BlockKey, Plug] = {}
-                """the allocated blocks as plugs: to the step's code those that it frees are free"""
+                """the allocated blocks, as plugs: they make freed blocks look free to the step"""
                 begin = address
                 for block in segment["blocks"]:
                     nbytes, place = block["size"], (device, begin)
@@ -82,7 +82,7 @@ class Pins:
                         )
                     begin += nbytes
                 if not blocks.keys() <= set(foreign):
-                    continue  # some block is not foreign: on another device, say
+                    continue  # a block is not foreign, for example on a device not measured
                 edges = range(address, address + size, page_size(segment) or size)
                 self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
                 if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):

@@ -53,8 +53,8 @@ class Plugs:
         with VIEW.hidden(self._devices):
             for (device, stream, pool), requests in self._rooms(ranges).items():
                 misplaced: list[int] = []
-                # Largest first over all segments: each request's best fit is then the block it is
-                # meant for.
+                # Request the largest first, over all segments: the allocator's best fit is then the
+                # block that the request is meant to fill.
                 for size, fills in sorted(requests, reverse=True):
                     plug = self._taken(size, device, stream, ranges, misplaced)
                     if plug is None:
@@ -71,7 +71,7 @@ class Plugs:
     ) -> dict[tuple[int, int, str], list[tuple[int, bool]]]:
         """Return the requests that fill the free blocks, by device, stream and pool.
 
-        A request is its bytes, and whether it fills the rest of the block.
+        A request is a pair: its bytes, and whether it fills the rest of the block.
         """
         rooms: defaultdict[tuple[int, int, str], list[tuple[int, bool]]] = defaultdict(list)
         for segment in VIEW.segments():

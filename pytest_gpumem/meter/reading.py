@@ -39,7 +39,7 @@ class Reading:
 
     @classmethod
     def of(cls, all_stats: Sequence[Stats], others: Sequence[Held]) -> Reading:
-        """Make a reading of statistics; ``others`` is the memory that is not the step's own."""
+        """Make a reading from statistics; ``others`` is the memory that is not the step's own."""
         held = tuple(map(current_in, all_stats))
         highest = tuple(map(peak_in, all_stats))
         return cls(

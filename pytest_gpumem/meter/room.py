@@ -30,7 +30,7 @@ class Room:
 
     @property
     def capacity(self) -> int:
-        """Bytes that the step may reserve on a device: the cap, or the device's memory."""
+        """Bytes that the step may reserve on each device: the cap, else all that is free for it."""
         if self._limit is not None:
             return self._limit
         free = [VIEW.backend.memory_info(device)[0] for device in self._isolation.devices]
@@ -61,7 +61,7 @@ class Room:
     def enlarge(self, extra: int | None = None) -> None:
         """Enlarge a virtual device by the foreign memory and by ``extra`` further bytes.
 
-        ``extra`` counts from now on; None keeps the value of the last call.
+        None keeps the ``extra`` of the last call.
         """
         self._extra = self._extra if extra is None else extra
         self._device.make_room(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StepRecording:
-    """The recorder of a step; each method does nothing if no recording is running."""
+    """The recorder of a step; if none is running, methods that do not start one do nothing."""
 
     def __init__(self, plugs: Plugs) -> None:
         self._plugs = plugs
@@ -68,7 +68,7 @@ class StepRecording:
 
     @contextmanager
     def of_block(self, tally: Tally) -> Iterator[None]:
-        """Store the running recording, or else one of the block alone, in the block's tally."""
+        """Store a recording in the block's tally: the running one, or else one of the block."""
         if self.is_running:
             yield
             tally.recording = self.so_far()

@@ -1,8 +1,8 @@
 """Memory in use after each step of a test, and memory that garbage in reference cycles holds.
 
 The number of new Python objects triggers Python's collector, and it depends on the modules and
-caches that earlier code loaded. So the moment at which such memory is freed, and with it a peak,
-may differ between a test alone and the same test in a session.
+caches that earlier code loaded. So the moment at which garbage is freed, and with it a peak, may
+differ between a test that runs alone and the same test in a session.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class StepEnd(NamedTuple):
 class Steps:
     """The ends of a test's steps.
 
-    A step ends where the test marks its end. If the test marks none, one optimizer's steps count:
-    those of the first optimizer that steps twice. If each optimizer steps only once (each iteration
-    creates a new one, say), the steps of all count. Recording an end frees nothing. Ends that a
-    test marks are recorded without ``steady`` too: Python's garbage collector then runs at the same
-    points with and without it, and the peak is the same.
+    A step ends where the test marks its end. If the test marks none, it ends with each step of one
+    optimizer: the first that steps twice. If each optimizer steps only once (each iteration creates
+    a new one, say), it ends with the step of any of them. Recording an end frees nothing. Ends that
+    a test marks are recorded without ``steady`` too: Python's garbage collector then runs at the
+    same points with and without ``steady``, and the peak is the same.
     """
 
     def __init__(self, requested: Callable[[], list[int]], garbage: GarbageWatch) -> None:

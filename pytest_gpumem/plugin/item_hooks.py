@@ -199,7 +199,7 @@ class ItemHooks:
 
         Not a hook wrapper: if this raises or skips, other plugins' wrappers must have started.
         """
-        self._forget_errors()  # if this is a rerun, the previous try may have left some
+        self._forget_errors()  # a previous try of a rerun test may have left some
         if CALL_RESULTS in item.stash:
             del item.stash[CALL_RESULTS]
         if not is_marked(item):
@@ -209,7 +209,7 @@ class ItemHooks:
         from pytest_gpumem.report.item_properties import PREFIX
         from pytest_gpumem.spec import spec_from_marks
 
-        # If this is a rerun, remove the properties of the previous try.
+        # If the test is rerun, remove the properties of the previous try.
         item.user_properties[:] = [
             pair for pair in item.user_properties if not pair[0].startswith(PREFIX)
         ]
@@ -249,8 +249,8 @@ class ItemHooks:
         item.user_properties.append(("gpumem_skipped", reason))
         raise pytest.skip.Exception(f"gpumem: {reason}", _use_item_location=True)
 
-    # Two methods implement this hook: the first must not be a wrapper, and this one must be, to see
-    # the errors of all fixtures. The first has the hook's name, so this one gives it as specname.
+    # Two methods implement this hook: pytest_runtest_setup must not be a wrapper, and this one must
+    # be, to see the errors of all fixtures.
     @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup", tryfirst=True)
     def pytest_runtest_setup_explained(self, item: pytest.Item) -> Generator[None, None, None]:
         """Turn running out of memory in a fixture into a verdict."""
@@ -342,7 +342,8 @@ class ItemHooks:
         """Replace an out-of-memory error with a verdict that has the peak of a run without limits.
 
         Raises:
-            Failed: the test ran out of memory; any other error is left to the caller.
+            Failed: the test ran out of memory, its inference server refused to start, or the
+                measurement is worthless. Any other error is left to the caller.
         """
         outcomes = (pytest.skip.Exception, pytest.xfail.Exception, Failed)
         if self.run is None or isinstance(error, (*ENDS_SESSION, *outcomes)):
@@ -366,7 +367,8 @@ class ItemHooks:
         """Judge the memory that a test left behind once only fixtures of wider scope are alive.
 
         If a fixture's teardown fails, the test ends with that error. After an error raised here
-        pytest tears nothing down, so this hook does it.
+        pytest tears down nothing, so before raising one this hook tears down what ``nextitem`` does
+        not use.
         """
         __tracebackhide__ = True
         results = item.stash.get(CALL_RESULTS, None)
@@ -464,7 +466,7 @@ class ItemHooks:
         report = yield
         if call.excinfo is not None:
             self._errors.append(call.excinfo.value)
-            if self._phase_runs and report.skipped:  # a skipped subtest: no debugger gets its error
+            if self._phase_runs and report.skipped:  # a skipped subtest: no debugger needs it
                 self._forget_errors()
         nodeid = unique_nodeid(item)
         data = ReportData() if nodeid == report.nodeid else ReportData(nodeid=nodeid)

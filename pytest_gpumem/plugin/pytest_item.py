@@ -1,6 +1,7 @@
 """Adapt pytest's items to marked tests, and spread one test over several cards or ranks.
 
-Every private name of pytest that the package uses is used here, and tested with pytest 8.3 to 9.2.
+All uses of pytest's private names are here, except ``_use_item_location`` in item_hooks.py. They
+are tested with pytest 8.3 to 9.2.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def measure_unmarked(item: pytest.Item, patterns: Sequence[str]) -> None:
 def unique_nodeid(item: pytest.Item) -> str:
     """Return a test's nodeid; for a test outside the root folder, with its path from the root.
 
-    pytest names such tests by the folder on its command line, so two may share a nodeid.
+    pytest names tests outside the root by the folder on its command line, so two tests may share a
+    nodeid.
     """
     path, root = item.path, item.config.rootpath
     if _is_below(path, root):
@@ -207,7 +209,7 @@ class PytestItem:
         names: set[str] = set()
         while pending:
             code = None
-            with suppress(ValueError):  # endless wrappers: an object that has every attribute
+            with suppress(ValueError):  # an object with every attribute has endless __wrapped__
                 code = getattr(inspect.unwrap(pending.pop()), "__code__", None)
             unresolved = [*_late_names(code)]
             while unresolved:
@@ -227,7 +229,7 @@ class PytestItem:
         """
         if outdated:
             used = {*self.requested_fixtures(), *self.late_fixtures()}
-            # Their errors are ignored: tearing down the instance set up again raises them, too.
+            # Ignore their errors: the instances that replace them raise the same ones at tear-down.
             self.finish_fixtures(fixture for fixture in outdated if fixture in used)
         params = getattr(getattr(self.item, "callspec", None), "params", {})
         for definition in self.requested_fixtures():

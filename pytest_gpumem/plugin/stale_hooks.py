@@ -1,7 +1,7 @@
 """Find stale baselines, whose tests are gone, after a full collection.
 
-They are deleted if the option says so. Under pytest-xdist the workers collect, and each sends the
-stale baselines it found to the controller.
+``--gpumem-stale=delete`` deletes them. Under pytest-xdist the workers collect the tests, and each
+sends the stale baselines that it found to the controller.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class StaleHooks:
     def known(self) -> dict[str, Any]:
         """Return the fields of :class:`~pytest_gpumem.report.model.Origin` on stale baselines.
 
-        A shard of the suite returns them, too, for the files that it collected.
+        In a shard of the suite they are about the files that it collected.
         """
         if not self.config.pluginmanager.hasplugin("dsession"):
             return self._known_here()
@@ -210,8 +210,8 @@ class StaleHooks:
 def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:
     """Return why the command line leaves tests out; "" if it does not.
 
-    Options in ``but`` do not count. If ``but`` is given, neither do tests named on the command
-    line, as a shard may name its tests.
+    Options in ``but`` do not count. With any, tests named on the command line do not count either,
+    as a shard may name its tests.
     """
     for name, option in NARROWING.items():
         if name not in but and config.getoption(name, default=None):

@@ -2,11 +2,11 @@
 
 The allocator itself is the model: it rounds, splits and releases segments as it does in a run. No
 part of the step runs again. The allocator separates the memory of each stream, and of each CUDA
-graph's pool. So the replay uses new streams and pools, and live memory in the run's own ones is not
-touched.
+graph's pool. So the replay uses new streams and pools, and does not touch live memory in those of
+the run.
 
-The requests come from the run's recording. It contains a workspace if the run requested one; if not
-(its usual size is zero), the replay requests it at the time of the library's query or call.
+The requests come from the run's recording. A workspace that the run did not request, because its
+usual size is zero, is requested at the time of the library's query or call.
 
 cuDNN's choice of a plan changes the requests: with ``torch.backends.cudnn.benchmark`` PyTorch
 allocates the largest workspace to time plans, then that of the fastest plan. At the lower bound
@@ -173,7 +173,7 @@ class AllocatorReplay:
     def peaks(
         self, end: RangeEnd, without: Collection[str] = (), *, share: float = 1
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
-        """Return the peaks per device, of the test and its parts, if every range takes this bound.
+        """Return the peaks per device, of the test and its parts, with all sizes at one end.
 
         At the upper bound the requests that only some GPUs make are added, except those for the
         reasons in ``without``, and other streams use tensors for a ``share`` of the longest
@@ -237,7 +237,7 @@ class _Stage:
         script: RequestScript,
         sizes: Sequence[int],
     ) -> None:
-        """Make room for a script's requests besides ``initial``: memory held as the step began."""
+        """Make room for a script's requests and ``initial``, the memory held as the step began."""
         import torch
 
         self.unfit = 0
@@ -268,7 +268,7 @@ class _Stage:
         self._peaks: dict[str, Peak] = {}
         """peaks so far by part"""
         self._open: list[str] = []
-        """the running parts"""
+        """parts whose window is open"""
         held = self._base.reserved - initial.reserved
         run.device.make_room([held] * run.meter.count)
         limit = None if run.limit is None else run.limit + held
@@ -388,7 +388,7 @@ class _Stage:
         return True
 
     def _try(self, number: int, size: int, request: Request) -> bool:
-        if request.stream not in self._streams:  # torch.cuda.Stream() may return one of the run's
+        if request.stream not in self._streams:  # torch.cuda.Stream() may reuse the run's
             handle = ctypes.c_uint64(0)
             with self._torch.cuda.device(self._device):
                 self._torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
@@ -419,5 +419,5 @@ class _Stage:
         self._served.free(number)
         if number in self._uncounted:
             self._uncounted.remove(number)
-            if not self._uncounted:  # uncounted requests still fill the cache
+            if not self._uncounted:  # forget their peak; their memory stays reserved
                 VIEW.reset_peaks(self._device)

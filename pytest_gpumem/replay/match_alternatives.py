@@ -1,7 +1,8 @@
 """Add what a GPU may do differently to the script of a run's requests.
 
 A GPU decides the sizes of workspaces for which the library reports none, how long other streams use
-tensors, and whether kernels are timed. The requests get the bounds of these ranges.
+tensors, and whether kernels are timed. The requests get the bounds of these sizes
+and times.
 """
 
 from __future__ import annotations
@@ -188,10 +189,10 @@ def _with_added(steps: list[Step], added: Sequence[tuple[Alternative, int, int]]
     times = [time for time, _, _ in steps]
     frees = {number: at for at, (_, action, number) in enumerate(steps) if action == "free"}
     placed = [((at, inf, 2), step) for at, step in enumerate(steps)]
-    """steps with sort keys: index of the old step that follows, time, and order"""
+    """steps with sort keys: index of the old step that follows, time, and order at equal times"""
     for block, number, other in added:
         at, until = bisect_right(times, block.time), bisect_right(times, block.ended)
-        is_call = block.use in {"in use", "planned"}  # the call ends before the next call
+        is_call = block.use in {"in use", "planned"}  # a block for one library call
         placed.append(((at, block.time, 0 if is_call else 1), (block.time, "allocate", number)))
         if is_call:
             placed.append(((at, block.time, 0), (block.time, "free", number)))

@@ -41,7 +41,7 @@ class Request:
     """the alternative sizes; None if a GPU makes the same request"""
 
     def size_at(self, end: RangeEnd, without: Collection[str]) -> int:
-        """Return the bytes at an end of the range; those of the run for a reason in ``without``."""
+        """Return the bytes at an end of the range; the run's own if ``without`` has the reason."""
         if self.block is None or end == "usual" or self.block.reason in without:
             return self.size
         return self.block.least if end == "least" else self.block.most
@@ -62,7 +62,7 @@ class RequestScript:
     late: dict[int, float] = field(default_factory=dict)
     """by request number: the latest time at which a GPU frees a block that another stream uses"""
     numbers: dict[Block, int] = field(default_factory=dict)
-    """number of the request for each block of the run"""
+    """by block of the run: the number of its request"""
     refused: bool = False
     """whether a request was refused: the run caught an out-of-memory error"""
 
@@ -72,7 +72,8 @@ class RequestScript:
     ) -> RequestScript | None:
         """Read a device's script; return None if it has too many requests.
 
-        ``retried`` says that the allocator emptied its cache to satisfy a request.
+        With ``retried``, releases by which the allocator made room for the next request are left
+        out: the replay's allocator decides itself.
         """
         if device < len(recording.events) and len(recording.events[device]) > MAX_REQUESTS:
             return None
@@ -104,7 +105,7 @@ class RequestScript:
                 script.requests.append(request)
                 script.steps.append((time, "allocate", number))
             elif action in RELEASING and not (retried and _is_retry(log, at)):
-                release = (time, "release", 0)  # one for all segments released at that time
+                release = (time, "release", 0)  # one step for all segments released at this time
                 script.steps += [release] * (script.steps[-1:] != [release])
             script.refused |= action == "oom"
         for span in spans:

@@ -77,7 +77,7 @@ def with_ranges(
             if is_uncertain:
                 results = _ranged(run, results, replay, alternatives)
     except NoRangeError as error:
-        if not is_uncertain:  # the note on segments of earlier tests stays
+        if not is_uncertain:  # leave the note on segments of earlier tests
             return results
         note = Note(NoteKind.RANGE, f"{error}: {alternatives.reason}")
         whole_spec, whole = results[""]
@@ -158,8 +158,8 @@ def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
     Args:
         peak: the largest of several runs.
         percent: additional bytes that may be reserved, in percent of the reserved bytes.
-        cap: bytes at which PyTorch's allocator empties its cache, and PyTorch takes a workspace
-            that fits.
+        cap: bytes that can be reserved: at this limit the allocator empties its cache, and PyTorch
+            chooses a workspace that fits.
         full: whether the largest sizes did not fit: then a size in between may have filled the
             memory.
     """

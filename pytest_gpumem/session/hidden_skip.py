@@ -23,7 +23,7 @@ class HiddenSkip(NamedTuple):
 
 
 def hidden_skip_lines(skips: Iterable[HiddenSkip]) -> Iterator[str]:
-    """Yield a sentence per reason on the tests, and one on the files, that it skipped."""
+    """Yield, for each reason, a sentence on the tests and one on the files skipped for it."""
     groups: dict[tuple[bool, str], list[HiddenSkip]] = {}
     for skip in skips:
         groups.setdefault((skip.whole_file, skip.reason), []).append(skip)

@@ -99,7 +99,8 @@ class MemorySession:
 
         Raises:
             TooSmallError: the machine has too few or too small GPUs for the test.
-            DeviceError: the device is no such device as the test needs, or is compared with.
+            DeviceError: the device does not match what the test declares, or is of another type
+                than that of ``--gpumem-against``.
         """
         self.runner.begin(
             item,
@@ -124,7 +125,8 @@ class MemorySession:
         """Measure, explain and judge a test that has ended, and its parts.
 
         With ``debugging`` the test is not run again, so that a debugger sees the error's frames. A
-        test with an error other than out of memory has no results.
+        test with another error than running out of memory or a server's refusal to start has no
+        results.
         """
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker
@@ -145,7 +147,8 @@ class MemorySession:
 def _explain_values(run: Run, error: BaseException) -> None:
     """Add to a test's error that values which the virtual GPU did not compute may be its cause."""
     own, values = isinstance(error, GpuMemError), run.device.values
-    # A test or a library rejects a value with these; PyTorch rejects sizes with a RuntimeError.
+    # Tests and libraries reject values with these classes; PyTorch rejects sizes with a
+    # RuntimeError.
     kinds: tuple[type, ...] = (AssertionError, ValueError, ArithmeticError, LookupError)
     if "pytest" in sys.modules:  # not in gpumem run
         kinds += (sys.modules["pytest"].fail.Exception,)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import Report
 
 _READ: Final = 1 << 16
-"""bytes to read from a file's beginning; the longest pattern for it includes a test's name"""
+"""bytes of a file's beginning to match with ``Output.beginning``; a long test name must fit in"""
 
 
 class Output(NamedTuple):

@@ -41,7 +41,7 @@ class SessionResults:
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped because there is no device"""
         self.too_large: list[str] = []
-        """the device's memory as text, once per test that was skipped because it needs more"""
+        """the device's memory, as text; one per test that was skipped because it needs more"""
         self.unmeasured: list[str] = []
         """the reason why an unmarked test that an option selected was not measured, one per test:
         there was no device, and the test ran as without the plugin"""

@@ -50,7 +50,7 @@ class Option(NamedTuple):
     of_run: str = ""
     """its name in ``gpumem run``; "" if ``gpumem run`` does not have it"""
     text_of_run: str = ""
-    """its effect in ``gpumem run``, in Markdown; "": as ``text`` says"""
+    """its effect in ``gpumem run``, in Markdown; "" if ``text`` says it"""
 
     @property
     def flag(self) -> str:
@@ -508,7 +508,7 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
 
 
 def folder_of_root(name: str, root: Path) -> str:
-    """Return the baseline folder; one above the root gets a subfolder for this root.
+    """Return the baseline folder; a folder above the root gets a subfolder for this root.
 
     Packages of one repository have separate roots, and modules with equal names: in a shared folder
     ("../baselines") each root has its own subfolder, named by its path from there.

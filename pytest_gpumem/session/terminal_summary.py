@@ -88,7 +88,7 @@ def card_hint(results: Sequence[Result], settings: Settings) -> str:
 
 
 def versions_hint(results: Iterable[Result], settings: Settings, ini: str) -> str:
-    """Return how to keep baselines for two torch versions; "" if no test failed after an update."""
+    """Return how to keep baselines for two torch versions; "" unless another torch grew a peak."""
     if not settings.folder_by_torch:
         return ""
     for result in results:

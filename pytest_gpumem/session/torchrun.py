@@ -45,9 +45,9 @@ def open_rank_session() -> Exchange | None:
 
 
 LIVE_RANK_S: Final = 600.0
-"""seconds that one rank waits for another that is alive"""
+"""maximum seconds that one rank waits for another that is alive"""
 UNSEEN_RANK_S: Final = 30.0
-"""seconds that one rank waits for another that has not announced itself"""
+"""maximum seconds that one rank waits for another that has not announced itself"""
 POLL_S: Final = 0.05
 
 
@@ -136,7 +136,7 @@ class Exchange:
         self._file("began").unlink(missing_ok=True)
 
     def _wait(self, ready: Callable[[], bool], rank: int) -> None:
-        """Wait until ``ready()``, or until the rank that it depends on has died."""
+        """Wait until ``ready()``, until ``rank`` has died, or until its time limit is over."""
         began = time.monotonic()
         while not ready():
             waited = time.monotonic() - began

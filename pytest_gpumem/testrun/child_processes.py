@@ -49,7 +49,7 @@ def child_measurements(
             fullest = parts.setdefault(name, {})
             for index, peak in measured_part.peaks.items():
                 known, attribution = fullest.get(index, (Peak(0, 0), None))
-                if peak.allocated > known.allocated:  # otherwise keep the attribution
+                if peak.allocated > known.allocated:  # else keep the higher peak's attribution
                     attribution = measured_part.attributions.get(index)
                 allocated = max(known.allocated, peak.allocated)
                 fullest[index] = Peak(allocated, max(known.reserved, peak.reserved)), attribution

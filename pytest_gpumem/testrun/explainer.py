@@ -68,8 +68,8 @@ class Explainer:
     ) -> tuple[list[Result], Recording | None]:
         """Return a test's results with the reasons for its peaks, and the recording used.
 
-        ``recorded`` is the run's finished recording, if any. ``second_run`` is a note on a second
-        run if the recording is of one. With ``again`` the test may be run again.
+        ``recorded`` is the run's finished recording, if any. If it is of a second run,
+        ``second_run`` is the note on that run. With ``again`` the test may be run again.
         """
         if second_run is not None:
             results = self._judging.results(test.noted(second_run))

@@ -100,10 +100,10 @@ class Judging:
         return next((path for path in paths if path.is_file()), paths[0])
 
     def require_alike(self, device: DeviceInfo) -> None:
-        """Refuse to compare with the baselines of another type of device.
+        """Refuse to compare a test with baselines of another type of device than its own.
 
         Raises:
-            DeviceError: ``--gpumem-against`` names such a device.
+            DeviceError: ``--gpumem-against`` names a device of another type.
         """
         against = self._policy.against
         if against and type_of_key(against) != device.device_type:
@@ -133,14 +133,14 @@ class Judging:
     def _need(self, item: MarkedItem, spec: MemorySpec, device_key: str) -> tuple[int, str]:
         """Return the bytes that a test is known to need, and the source; (0, "") if unknown.
 
-        The bytes are the peak reserved in its baseline for this device. A test that does not fit
-        here has none: then they are the smallest in baselines for others of its type. Without one
-        of the same batch size, they are the smallest limit, which the test's author expects to be
-        enough.
+        The need is the peak reserved in the test's baseline for this device. A test that does not
+        fit on this device has no such baseline: then it is the smallest peak reserved in baselines
+        for devices of the same type. Without a baseline for this batch size, it is the smallest
+        limit, which the test's author expects to be enough.
         """
         place = (*split_nodeid(item.nodeid), "")
         peaks: dict[str, int] = {}
-        with suppress(BaselineError):  # the verdict says that a file cannot be read
+        with suppress(BaselineError):  # an unreadable file is reported by the verdict
             for store in self._stores if spec.baseline else ():
                 alike = (
                     key
@@ -180,7 +180,7 @@ class Judging:
                 if lookup == Lookup():
                     lookup = Lookup(other_devices=tuple(self.store.other_devices(*place)))
             world, rank = spec.world_size, spec.rank
-            if own is not None and world is None:  # the baseline is the highest rank's
+            if own is not None and world is None:  # the baseline is the fullest rank's
                 world, rank = own.size, own.rank
                 spec = replace(spec, world_size=world)
                 policy = replace(policy, shrinkage="note")  # another rank may have a higher peak

@@ -58,7 +58,7 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
     measurement = replace(whole.measurement, left=left.sizes)
     if judge_left(measurement, run.spec, whole.verdict) is None:
         return None
-    stayed = _stayed(explainer, run, left, recording)  # before the second run leaves more
+    stayed = _stayed(explainer, run, left, recording)  # look before the second run leaves more
     left_again: _Leftover | None = None
     recorded: Recording | None = None
     if max(left.sizes) <= run.info.total_memory // MAX_SHARE:
@@ -91,7 +91,7 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
 def _leftover(
     runner: Runner, run: Run, excused: Collection[BlockKey], held_before: Sequence[int] = ()
 ) -> _Leftover:
-    """Return the memory that is left, minus excused blocks and bytes that were held before."""
+    """Return the memory left: bytes beyond ``held_before``, and blocks not in ``excused``."""
     run.meter.release()
     held = runner.left_by(run)
     sizes = [

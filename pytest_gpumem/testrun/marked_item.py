@@ -47,7 +47,7 @@ class MarkedItem(Protocol):
 
     @property
     def declared(self) -> bool:
-        """Whether the test has the marker or the fixture; if not, an option measures every test."""
+        """Whether the test has the marker or the fixture; if not, ``--gpumem-all`` selected it."""
 
     @property
     def nodeid(self) -> str:

@@ -24,7 +24,7 @@ def bounds(parts: Mapping[str, Part], name: str) -> list[Bound]:
             reference = most(start, "reserved" if figure == "reserved" else "allocated")
         elif relation.part in parts:
             reference = parts[relation.part].figure(figure)
-        elif relation.part:  # in a second run that part has not run: no figures
+        elif relation.part:  # the other part did not run this time
             continue
         else:
             reference = 0

@@ -89,8 +89,8 @@ class Pipeline:
     ) -> list[Result]:
         """Return the results of a test and its parts.
 
-        There are none if the test failed with an error other than out of memory, or if it is not
-        marked, is measured only because of an option, and allocated nothing.
+        There are none if the test failed with another error than running out of memory or a
+        server's refusal to start, or if only an option selected it and it allocated nothing.
 
         With ``debugging`` the test is not run again, so that a debugger finds the error's frames.
 
@@ -106,7 +106,7 @@ class Pipeline:
         if not (is_short or is_refused) and (error is not None or unused):
             return []
         trouble = run.device.trouble()
-        if trouble is not None:  # it may also have caused the out-of-memory error
+        if trouble is not None:  # this may have caused the out-of-memory error, too
             raise GpuMemError("this measurement", trouble, UNSUPPORTED_REMEDY) from error
         if error is None:
             return self._passed(item, run, ended)
@@ -151,7 +151,7 @@ class Pipeline:
             children=ended.children,
             servers=ended.servers,
         )
-        # Replays come before slopes: a replay reads the recording, which a slope's runs replace.
+        # End the recording before the stages run: replays read it, and a slope's runs replace it.
         runs_on = spec.batch_sizes is not None or is_replayed(run)
         if explainer.explains(spec) or (runs_on and run.meter.recording.is_running):
             test = test._replace(recorded=run.recorded(test.measured))
@@ -192,9 +192,9 @@ class Pipeline:
     ) -> list[Result]:
         """Return the result of a test that ran out of memory, or of the part that did.
 
-        Unless a debugger is active, the test runs again without limits, to find how much memory it
-        needs and where. It also runs with the smaller batch sizes and variants that are
-        tried for the advice.
+        Unless a debugger is active, the test runs again: without limits, to find how much memory it
+        needs and which lines take it, and with smaller batch sizes and other variants, to find
+        which of them fit.
         """
         shortage = find_out_of_memory(error) or error
         refusal, notes = run.out_of_memory(shortage), ended.notes
@@ -293,7 +293,7 @@ def unused_notes(run: Run, children: Sequence[Child], path: Path) -> list[Note]:
 def unrecorded(result: Result) -> Result:
     """Return the result of a test that allocated nothing, so that no command records a baseline."""
     notes = tuple(note for note in result.verdict.notes if note.kind is not NoteKind.RECORDED)
-    # A server's process may have failed it, which has other remedies.
+    # A server in a process of its own may have refused to start: that has other remedies.
     advice = result.verdict.advice if result.verdict.kind is Kind.NO_START else UNUSED_REMEDY
     verdict = replace(result.verdict, notes=notes, advice=advice, command=None)
     return replace(result, baseline=False, verdict=verdict)

@@ -42,7 +42,7 @@ MAX_SHOWN: Final = 4
 
 
 def may_run_again(spec: MemorySpec) -> bool:
-    """Return whether a test whose first run was not recorded may run again for its report.
+    """Return whether a test may run again for its report.
 
     A rank of torchrun may not: its collectives would wait for the other ranks. A ``steady`` test or
     one with ``max_leak_mib`` may not: a second run would leave more memory.
@@ -144,7 +144,7 @@ class Runner:
         self.run, self._nodeid = run, nodeid
 
     def _look_at_cuda(self, culprit: str) -> None:
-        """End captures, and check whether every call of CUDA fails, as after an illegal address."""
+        """End CUDA graph captures; check if all CUDA calls fail, as after an illegal address."""
         if self._broken is not None or "torch" not in sys.modules:
             return
         if not VIEW.backend.is_initialized():
@@ -228,7 +228,7 @@ class Runner:
         with suppress(Exception):  # an error may have left the device unusable
             leftover = sum(self.left_by(run))
             if leftover > 0:
-                gc.collect()  # garbage in cycles is no leftover
+                gc.collect()  # garbage in reference cycles is no leftover
                 leftover = sum(self.left_by(run))
             if not any(held.allocated for held in run.meter.isolation.foreign):
                 self._leftovers.clear()  # everything that earlier tests left has since been freed
@@ -273,7 +273,7 @@ class Runner:
         return Ended(children, (*notes, *child_notes(run, children)), servers)
 
     @contextmanager
-    def again(  # noqa: PLR0913 - all in which a second run differs from the first
+    def again(  # noqa: PLR0913 - the options of a second run, by name
         self,
         item: MarkedItem,
         second_run: SecondRun,
@@ -285,12 +285,13 @@ class Runner:
         inputs: Inputs | None = None,
         at_moment: Callable[[Recording], None] | None = None,
     ) -> Iterator[Attempt]:
-        """Run the test once more, and tear it down at the end of the block.
+        """Run a test once more, and tear it down at the end of the block.
 
         A rank of torchrun is not run again: its collectives would wait for the other ranks.
 
-        ``uncapped`` lifts its limits, ``warm`` skips the warm-up, and ``inputs`` are another batch
-        size and variant, within the limits. The recording calls ``at_moment`` at each moment.
+        ``record`` records the run; the recording calls ``at_moment`` at each of its moments.
+        ``uncapped`` lifts the limits, ``warm`` skips the warm-up, and ``inputs`` replaces the batch
+        size and the variant.
         """
         if current_rank() is not None:
             yield Attempt(passed=False)
@@ -344,8 +345,8 @@ class Runner:
 
         The test is torn down at the end of the block.
 
-        ``handled`` is the error of the test's earlier run, which Python makes the context of the
-        trial's error.
+        ``handled`` is the error of the test's earlier run. Python makes it the context of the
+        trial's error, where it must not be mistaken for an out-of-memory error of the trial.
         """
         from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 
@@ -389,7 +390,7 @@ def child_notes(run: Run, children: Sequence[Child]) -> Iterator[Note]:
             )
         shown.append(f"{sizes_text} of device {device}")
         limits = [] if run.limit is None else [run.limit]
-        if run.info.total_memory:  # else unknown
+        if run.info.total_memory:  # 0: unknown
             # Each process has its own CUDA context.
             limits.append(run.info.total_memory - run.info.context * (1 + len(sizes)))
         total = sum(sizes) + (own_peaks[device].reserved if device < len(own_peaks) else 0)

@@ -93,7 +93,7 @@ class Run:
     """explains the first device's peak in a recorded run; None if explanations are disabled"""
     parts: dict[str, Part] = field(default_factory=dict)
     excused_blocks: set[tuple[int, int]] = field(default_factory=set)
-    """with ``max_leak_mib``: (device, address) of blocks that are not leaks"""
+    """with ``max_leak_mib``: (device, address) of blocks older than the run, which are no leak"""
     searches: dict[str, Largest] = field(default_factory=dict)
     """results of searches with a baseline, by the baseline's name"""
     _inputs_read: set[str] = field(default_factory=set)
@@ -188,7 +188,7 @@ class Run:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the test had no separate runs and no memory, not even outside of PyTorch."""
+        """Whether the test ran no probes and used no memory, not even outside of PyTorch."""
         return self.meter.is_unused
 
     @property
@@ -278,7 +278,7 @@ class Run:
         refusal = WATCH.last(error)
         first = self.meter.devices[0]
         device = min(max(refusal.device - first, 0), self.spec.devices - 1)
-        # Without an observer use the peaks: Python has freed the failed line's temporaries by now.
+        # Without an observer use the peaks so far: Python has freed the failed line's temporaries.
         known = self.meter.counted() if WATCH.observes else self.meter.peaks()
         held = refusal.held or known[device]
         site = site_of(error.__traceback__, self.root)

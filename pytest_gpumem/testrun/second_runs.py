@@ -16,7 +16,7 @@ class SecondRun(NamedTuple):
     cause: str
     """what follows "the test failed because" in the page's table"""
     does: str
-    """what follows "its second run" there"""
+    """what follows "its second run" in that table"""
     devices: str = "both"
     finds: str = ""
     """what follows "the test failed, and ran a second time to find"; "" if another note says it"""

@@ -40,7 +40,7 @@ class ServerStartsStage:
 
 
 def with_servers(measurement: Measurement, servers: tuple[ServerStart, ...]) -> Measurement:
-    """Return a measurement with a server's starts; on the virtual GPU with their unknown memory."""
+    """Return a measurement with a server's starts; a virtual GPU's get bounds of unknown memory."""
     if measurement.device.is_predicted:
         servers = tuple(with_unknown(start, len(servers)) for start in servers)
     return replace(measurement, servers=servers)

@@ -117,7 +117,7 @@ def _with_growth(runner: Runner, explainer: Explainer, test: EndedTest) -> Measu
     measurement = replace(measurement, stayed=Stayed(index, largest, lines, found))
     if is_alike:
         notes.append(GROWTH.note)
-    elif sum(holder.nbytes for holder in found) != largest:  # if equal, none of it is garbage
+    elif sum(holder.nbytes for holder in found) != largest:  # if equal, no garbage grew
         notes.append(GARBAGE_TOO)
     return replace(measurement, notes=(*measurement.notes, *notes))
 
@@ -163,7 +163,7 @@ def _judged(
     with_garbage: tuple[int, ...],
     outlived: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Return the bytes after each step by which growth of memory in use is judged.
+    """Return the figures to judge growth by: bytes in use after each step.
 
     Growth is always computed within one run.
 
@@ -171,10 +171,10 @@ def _judged(
         first: bytes in the first run, with garbage.
         collected: bytes in the second run, after each step's collection.
         with_garbage: ``collected`` plus all garbage collected so far.
-        outlived: bytes in the first run, of those blocks only that have outlived the test.
+        outlived: bytes in the first run, only in blocks that have outlived the test.
     """
     if growth(collected) is not None:
-        shift = first[0] - with_garbage[0]  # includes the first run's leftovers
+        shift = first[0] - with_garbage[0]  # leave out what the first run left behind
         return tuple(level + shift for level in collected)
     if growth(with_garbage) is None:  # what grew was not garbage, but a cache that is full now
         return first

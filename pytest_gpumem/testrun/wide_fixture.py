@@ -4,7 +4,7 @@ The rule: a test counts each fixture that it requests, directly or through anoth
 the test had set the fixture up itself; other tests' memory does not count. So a set-up is measured
 once, in stages between the fixtures that it requests (``request.getfixturevalue``), and replayed at
 each test's first use. (With one stage for a whole set-up, a requested fixture is counted for
-whichever test comes first: 4 MiB in the place of 24 in a test of tests/plugin/test_order.py.) A
+whichever test comes first: 4 MiB instead of 24 MiB in a test of tests/plugin/test_order.py.) A
 set-up on another card, or on another number of devices, may take different memory: such a fixture
 is torn down before the test, which sets it up again.
 """
@@ -57,7 +57,7 @@ class WideFixture:
 
     is_live: bool = True
     before_run: bool = False
-    """whether another test than the running one set it up"""
+    """whether a test before the running one set the fixture up"""
     values_lost_by: str = ""
     """the test whose ``values="off"`` made the fixture's values unknown; "" for none"""
 
@@ -134,7 +134,7 @@ class WideFixtures:
         """Measure a fixture that is set up in the block.
 
         The test's limit does not cap the set-up; it applies to the test, whichever test set the
-        fixture up. The device is settled before and after, as before and after each use.
+        fixture up. The device is settled before and after, and before each use.
         """
         fixture = WideFixture(name, self.devices)
         with self._between_stages(fixture), self._meter.room.capped(None):
