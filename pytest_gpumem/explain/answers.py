@@ -105,8 +105,8 @@ class PeakExplainer(Explainer):
                 found = self._explanations(recorded or run.recorded(test.measured))
             elif again:
                 with self._runner.again(test.item, LINES, record=True) as attempt:
+                    second_run = attempt.note
                     if attempt.passed:
-                        second_run = attempt.note
                         found = self._explanations(run.recorded(test.measured))
                     else:
                         found = Explanations(run.meter.recording.stop())

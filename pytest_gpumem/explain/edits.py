@@ -105,7 +105,7 @@ class _Growth:
         code = edit.new or edit.old
         if edit.path not in self._files:
             return None
-        own = statement_lines(file, edit.line) if edit.new else range(edit.line, edit.line)
+        own = statement_lines(file, edit.line) if edit.new else ()
         places = [(edit.path, line) for line in own]
         names = frozenset(_NAME.findall(code)) - _COMMON
         if self._together.intersection(places):

@@ -163,14 +163,14 @@ class PinWatch:
     def watching(self) -> Iterator[None]:
         """Watch this thread, and threads that start in the block, for lines that pin memory."""
         self._total = self._pinned()
-        outer = sys.getprofile()
+        outer, of_new_threads = sys.getprofile(), threading.getprofile()
         threading.setprofile(self._see)
         sys.setprofile(self._see)
         try:
             yield
         finally:
             sys.setprofile(outer)
-            threading.setprofile(outer)
+            threading.setprofile(of_new_threads)
 
     @staticmethod
     def _pinned() -> int:

@@ -36,8 +36,9 @@ class StepRecording:
 
     def abandon(self) -> None:
         """End the recording without a result."""
-        if self._recorder is not None:
-            self._recorder.abandon()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.abandon()
 
     @property
     def is_running(self) -> bool:

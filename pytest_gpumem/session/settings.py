@@ -507,6 +507,10 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
 
 
+KEYS: Final = ("virtual-", "cuda-", "xpu-", "mps-", "mtia-", "hpu-", "npu-")
+"""how device keys begin, for PyTorch's accelerators and those of known packages"""
+
+
 def folder_of_root(name: str, root: Path) -> str:
     """Return the baseline folder; a folder above the root gets a subfolder for this root.
 
@@ -516,7 +520,7 @@ def folder_of_root(name: str, root: Path) -> str:
     above = Path(os.path.normpath(name)).parts.count(os.pardir)
     if Path(name).is_absolute() or not 0 < above <= len(root.parts) - 1:
         return name
-    if any(path.name.startswith(("virtual-", "cuda-")) for path in (root / name).glob("*-*/")):
+    if any(path.name.startswith(KEYS) for path in (root / name).glob("*-*/")):
         return name  # another root's baselines lie in it directly
     return str(Path(name, *root.parts[-above:]))
 

@@ -407,6 +407,23 @@ def test_where_the_backend_records_a_history_a_failure_names_its_lines(accelerat
         assert sentence in session.flat, session.out
 
 
+def test_a_second_run_that_fails_is_noted_as_well(accelerated, monkeypatch):
+    """Else another run could follow it, to find more."""
+    monkeypatch.setenv("STANDIN_HISTORY", "1")
+    source = """
+RUNS = []
+
+@pytest.mark.gpu_memory(max_allocated_gib=0.001)
+def test_fails_again():
+    kept = torch.ones(1 << 20, device="standin")
+    RUNS.append(1)
+    assert len(RUNS) == 1
+"""
+    session = run(accelerated, source=source)
+    assert session.outcomes == {"failed": 1}
+    assert "note: the test failed, and ran a second time to find" in session.flat, session.out
+
+
 # ---- what it finds out about a backend ----
 
 

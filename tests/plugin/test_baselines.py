@@ -342,12 +342,13 @@ def test_packages_with_roots_of_their_own_share_a_folder_and_no_baseline(suite):
     assert sorted(folders) == ["one", "two"]
 
 
-def test_a_folder_above_the_root_has_one_for_each_root_if_it_is_no_roots_own(tmp_path):
+@pytest.mark.parametrize("key", ["virtual-T4", "xpu-Max_1550-48000"])
+def test_a_folder_above_the_root_has_one_for_each_root_if_it_is_no_roots_own(tmp_path, key):
     root = tmp_path / "package"
     root.mkdir()
     assert folder_of_root("../baselines", root) == "../baselines/package"
     assert folder_of_root("../of {torch}", root) == "../of {torch}/package"
-    (tmp_path / "baselines" / "virtual-T4").mkdir(parents=True)
+    (tmp_path / "baselines" / key).mkdir(parents=True)
     for name in ("../baselines", str(tmp_path / "new"), "a/../b", "baselines"):
         assert folder_of_root(name, root) == name
 
