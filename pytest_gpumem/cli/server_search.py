@@ -55,7 +55,7 @@ class ServerSearch:
     """Starts a server with shorter requests, another share of the memory, or larger cards."""
 
     def __init__(self, options: Sequence[str], program: Sequence[str], card: Card) -> None:
-        """Store ``options`` of ``gpumem run`` but the card, and the program with its arguments."""
+        """Store the options of ``gpumem run`` without a card, the command, and the card."""
         self._options, self._program, self._card = options, program, card
 
     def table(self, refused: ServerStart) -> str:

@@ -1,4 +1,4 @@
-"""Queries NVIDIA's driver through its libraries, because some sandboxes lack the driver's files.
+"""Queries NVIDIA's driver by calling its libraries, as some sandboxes lack files in /dev and /proc.
 
 A process initializes the driver (cuInit) only once: from then on CUDA_VISIBLE_DEVICES is fixed, and
 processes that it forks cannot use a GPU. Once loaded, the driver's library would also occupy the

@@ -266,7 +266,7 @@ class ReferenceGraph:
         return min(ways, key=lambda way: (way[0].is_foreign, len(way[1]), way[0]))
 
     def _others(self, group: Group) -> list[Group]:
-        """Return other holders of a group's blocks: they keep these if its holder releases them."""
+        """Return what would still keep some of a group's blocks if its holder released them."""
         others: list[Group] = []
         removed = {group.path[-1]}
         # Two kinds of local variables do not count as other holders, because they are released in

@@ -46,7 +46,7 @@ def words_of(path: Sequence[object]) -> tuple[str, ...]:
         elif isinstance(owner, FunctionType):
             at, step_words = _of_function(path, at)
             words += step_words
-        elif isinstance(owner, FrameType):  # a traceback's: running frames get no words
+        elif isinstance(owner, FrameType):  # a frame of a traceback
             child = id(path[at + 1]) if at + 1 < len(path) else 0
             words += [name for key, name in locals_of(owner) if key == child][:1]
             at += 1

@@ -69,7 +69,7 @@ class ReplayedRun(Protocol):
 
     @property
     def held_before(self) -> Sequence[Held]:
-        """The memory of live wider fixtures that other tests set up, one item per device."""
+        """Memory per device of the used live fixtures of wider scope that earlier tests set up."""
 
     @property
     def searches(self) -> Mapping[str, object]:
@@ -314,7 +314,7 @@ class _Stage:
         return self._peaks
 
     def _fold(self) -> None:
-        """Add the peak since the last call to those of the open parts."""
+        """Raise the peaks of the open parts to the peak since the last call."""
         peak = minus(peak_in(VIEW.stats(self._device)), self._base)
         not_allocated = self._plugs.sizes[0] + sum(self._waiting.values())
         allocated = max(0, peak.allocated - not_allocated) + self._initial.allocated

@@ -321,7 +321,7 @@ class Run:
 
     @property
     def held_before(self) -> list[Held]:
-        """The memory of live wider fixtures that other tests set up, one item per device."""
+        """Memory per device of the used live fixtures of wider scope that earlier tests set up."""
         return self.fixtures.held(before_run=True)
 
     def windows(self, part: str) -> list[Span]:
@@ -343,7 +343,8 @@ class Run:
     ) -> None:
         """Drop the parts, and count anew from the memory held now.
 
-        ``record`` starts a new recording, which calls ``at_moment`` at each of its moments.
+        ``record`` starts a new recording, which calls ``at_moment`` at each moment: at the
+        start and the end of a module's call, a backward pass or an optimizer's step.
         """
         self.parts.clear()
         self.device.values.renew()

@@ -33,7 +33,7 @@ sys.exit(90 if strays else status)
 STRAYS: Final = 90
 """exit status of LAUNCHER if the tests imported modules of the working tree"""
 RAN: Final = (0, 1)
-"""exit statuses of pytest after which tests ran; tests of the base commit may fail"""
+"""exit statuses of pytest that mean that the tests ran: those of the base commit may fail"""
 LAST_LINES: Final = 15
 
 

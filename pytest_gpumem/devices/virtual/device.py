@@ -54,8 +54,8 @@ WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
 """total memory in bytes that every virtual GPU reports while PyTorch initializes"""
 PROBE: Final = 64 << 20
-"""bytes to allocate under a cap that is a fraction: the fraction of FIRST_TOTAL allows them, and
-the same fraction of a card's memory does not"""
+"""bytes that a trial cap leaves free if PyTorch applies the cap's fraction to FIRST_TOTAL; the same
+fraction of a card's memory leaves less than half of them"""
 
 CONTAINER_PAGE: Final = (
     "https://pytest-gpumem.readthedocs.io/en/latest/how-to/light.html#on-a-mac-or-on-windows"

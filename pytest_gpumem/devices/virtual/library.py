@@ -141,7 +141,8 @@ class CopyFaults(NamedTuple):
     stray_size: int = 0
     """bytes of the first stray"""
     expected_size: int = 0
-    """bytes of the copy that was queued at the first stray: the last of its possible sizes"""
+    """bytes of the queued copy that was due when the first stray came: of its last form, if it has
+    several"""
 
     def __bool__(self) -> bool:
         """Return whether any fault was noted."""

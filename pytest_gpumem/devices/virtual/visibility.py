@@ -1,8 +1,8 @@
 """Hides the virtual GPU outside of marked tests, once torch is imported.
 
 PyTorch counts its devices once per process and caches the number, so the native runtime always
-reports all virtual devices. They are hidden in PyTorch's bindings behind
-``torch.cuda.is_available`` and ``torch.cuda.device_count``: a function imported earlier
+reports all virtual devices. They are hidden by patching the functions that
+``torch.cuda.is_available`` and ``torch.cuda.device_count`` call, so that a copy imported earlier
 (``from torch.cuda import is_available``) finds no GPU either. (Below PyTorch, the native library
 hides the devices from code that calls the driver or NVML.)
 """
@@ -117,8 +117,8 @@ class DeviceVisibility:
     def _initialise(self, initialise: Callable[[], None]) -> None:
         """Initialize CUDA; raise if no GPU is shown.
 
-        PyTorch caches the result of its first attempt: if NVML was missing then, its allocator
-        later crashes on expandable segments.
+        PyTorch looks for NVML only once. If it does so while the GPU is hidden, NVML is missing,
+        and its allocator later crashes on expandable segments: so refuse before PyTorch looks.
         """
         if not self._shown:
             raise RuntimeError(HIDDEN)

@@ -227,7 +227,7 @@ def _all_entries(report: Report) -> list[PageEntry]:
         return name if taken[name] == 1 else f"{name}-{taken[name]}"
 
     anchors = [(own_id(anchor(each)), each) for each in with_alike_ranks(report.results)]
-    # Among tests with the same verdict, those whose source lines differ from the baseline's come
+    # Among tests with the same verdict, those whose largest lines differ from the baseline's come
     # first.
     anchors.sort(key=lambda pair: (urgency(pair[1]), not lines_moved(pair[1])))
     drawn, entries = 0, list[PageEntry]()
@@ -253,7 +253,7 @@ def _all_entries(report: Report) -> list[PageEntry]:
 
 
 def lines_moved(result: Result) -> bool:
-    """Return whether source lines differ from the baseline's; False if that is not known."""
+    """Return whether the largest lines of a peak, or their bytes, differ from the baseline's."""
     pairs = zip(_attributions(result), result.breakdowns_before, strict=False)
     return any(new.breakdown.sites[:KEPT_SITES] != old.sites for new, old in pairs)
 
@@ -283,7 +283,7 @@ def limits_of(result: Result, device: int) -> list[LimitLine]:
 
 
 def ghost_of(result: Result, device: int) -> tuple[int, ...]:
-    """Return the baseline's course on a device; () if it is unknown or the same."""
+    """Return the baseline's memory over time, to draw behind this run's; () if unknown or equal."""
     breakdowns, attributions = result.breakdowns_before, _attributions(result)
     if min(len(breakdowns), len(attributions)) <= device:
         return ()

@@ -128,7 +128,7 @@ class CodeCall:
     saves: bool
     """whether it saves tensors for a backward pass"""
     last_began: float
-    """start of the previous product, in microseconds since 1970"""
+    """start of the previous product that is known, or of the call, in microseconds since 1970"""
     saved: list[range] = field(default_factory=list)
     """indices of copies that it may save"""
 

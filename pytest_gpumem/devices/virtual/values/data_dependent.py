@@ -301,7 +301,10 @@ def _mode_of(
 
 @copies("aten::equal")
 def equal_copies(result: bool, args: Arguments) -> list[bytes]:
-    """Return the result; no copy if PyTorch compares nothing: other sizes, or the same memory."""
+    """Return the result as one byte; [] if PyTorch compares no elements.
+
+    It compares none of tensors that are empty, differ in shape, or are the same memory.
+    """
     left, right = args.self, args.other
     if left.shape != right.shape or not left.numel():
         return []

@@ -117,7 +117,7 @@ RAISES: Final = {"_linalg_check_errors"}
 """operators that return nothing, but raise errors: the bytes that they read back are queued even if
 the host has computed no result"""
 COMPARING: Final = {"equal", "allclose"}
-"""operators whose unknown result is assumed to be true, which most tests that compare expect"""
+"""comparisons whose unknown result is assumed to be true, because most tests expect equality"""
 COMPOSED: Final = {"_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"}
 """operators whose CUDA kernel calls other operators, and branches on their results"""
 READS: Final = "_local_scalar_dense"
@@ -210,7 +210,7 @@ class OperatorCall:
         return self._inputs
 
     def parts(self) -> list[Tensor]:
-        """Return the tensors with memory that the inputs consist of."""
+        """Return the inputs' strided tensors: of a sparse tensor, its indices and values."""
         return [part for tensor in self.inputs() for part in parts_of(tensor)]
 
     def written(self) -> list[Tensor]:
