@@ -569,7 +569,9 @@ def test_a_set_up_that_fails_has_the_installer_s_reason(set_up_that_fails):
     made = set_up_that_fails("ERROR: no such thing")
     with pytest.raises(SetupError, match="no such thing"):
         made.make(["lib==9"])
-    assert "no such thing" in made.log.read_text(encoding="utf-8")
+    command, *said = made.log.read_text(encoding="utf-8").splitlines()
+    assert command.startswith("$ ")
+    assert "no such thing" in "".join(said)
 
 
 @pytest.mark.parametrize(

@@ -425,14 +425,16 @@ def test_what_a_graph_has_saved_stays_in_place_as_well(meter):
 def test_memory_that_no_python_object_holds_is_freed_with_a_note(meter):
     import torch
 
-    block = torch.cuda.caching_allocator_alloc(64 * MIB, 0)
+    block, other = (torch.cuda.caching_allocator_alloc(size * MIB, 0) for size in (64, 32))
     meter.start()
     torch.cuda.caching_allocator_delete(block)
     kept = tensor(100 * MIB)
     result = meter.result()
     assert result.peaks[0].allocated == 100 * MIB
     assert any("freed 64.00 MiB of earlier tests" in note for note in result.note_texts)
+    assert meter.result().retained[0].allocated == 100 * MIB  # it is subtracted once
     del kept
+    torch.cuda.caching_allocator_delete(other)
 
 
 def test_the_tests_code_reads_what_it_has_freed_as_free(meter):
