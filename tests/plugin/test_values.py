@@ -172,6 +172,20 @@ def test_a_failure_by_sizes_beside_compiled_code_says_how_to_compute_none(suite,
     assert "computes none" not in of_values
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="pytest shows notes from Python 3.11 on")
+def test_a_test_that_fails_itself_after_a_value_says_so_as_well(suite):
+    session = suite.run(
+        source="""
+    @pytest.mark.gpu_memory
+    def test_it():
+        if not torch.randn(5000, 5000, device="cuda").mean() > 2:
+            pytest.fail("the mean is too small")
+    """
+    )
+    assert session.outcomes == {"failed": 1}
+    assert "the virtual GPU did not compute some values: if this caused the error" in session.flat
+
+
 FUSES = """
 @torch.jit.script
 def fused(x):
