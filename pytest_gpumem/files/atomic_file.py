@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TEMPORARY = ".gpumem.tmp"
-"""Name of the file with the new content, next to the old file until it replaces that file. One name
-per folder is enough, as writers hold the lock; the next write replaces a file that a killed process
-left."""
+"""Name of the file with the new content, next to the old file until it replaces that file. In a
+baseline folder one name is enough, as writers hold its lock; the next write replaces a file that a
+killed process left. Elsewhere the name also has the writer's process id."""
 
 
 def write_whole(path: Path, content: bytes, temporary_name: str) -> None:

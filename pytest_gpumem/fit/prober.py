@@ -39,7 +39,7 @@ PATIENCE_S: Final = 3.0
 class Prober:
     """Runs a step with one value after another, each on a clean allocator.
 
-    The test's live memory counts in every probe, and a probe's memory in no other probe.
+    The test's live memory counts in every probe; what a probe frees counts in no other probe.
     """
 
     meter: Meter

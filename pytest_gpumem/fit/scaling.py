@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 EVEN: Final = Fraction(1, 100)
 """allowed distance of a point from the line, as a fraction of the growth"""
 EVEN_BYTES: Final = 2 * MIB
-"""the same in bytes; the larger of the two counts, as PyTorch's allocator rounds every block"""
+"""the same limit in bytes; the larger limit applies, as PyTorch's allocator rounds every block"""
 NOTEWORTHY: Final = Fraction(1, 10)
-"""a source line is named if its distance from the line is at least this fraction of the largest"""
+"""A source line is named if its memory deviates from linear growth by at least this fraction of the
+largest deviation."""
 MAX_NAMED: Final = 3
 """maximum number of source lines that are named"""
 
@@ -59,7 +60,7 @@ class Scaling:
     reserved: MemoryLine
     """the line fitted to peak reserved, which grows by whole segments"""
     uneven: tuple[str, ...] = ()
-    """source lines that do not grow in proportion, the worst first"""
+    """sentences on the source lines whose memory is least linear in the size, worst first"""
     prediction: Prediction | None = None
 
     @classmethod
@@ -97,7 +98,7 @@ class Scaling:
         return self.allocated.at(size)
 
     def named(self, uneven: tuple[str, ...]) -> Scaling:
-        """Return a copy with the source lines that do not grow in proportion."""
+        """Return a copy with sentences on the source lines whose memory is not linear."""
         return replace(self, uneven=uneven)
 
     def predicted(self, prediction: Prediction) -> Scaling:
@@ -134,7 +135,7 @@ def grows_evenly(scaling: Scaling) -> bool:
 
 
 def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
-    """Return a sentence for each source line whose memory is not linear in the size, worst first.
+    """Return sentences on the source lines whose memory is least linear in the size, worst first.
 
     There are none with fewer than three sizes.
     """

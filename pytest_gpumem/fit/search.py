@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 Stop = Literal["memory", "limit", "no growth", "interrupted"]
 
 MAX_GROWTH: Final = 64
-"""maximum ratio of a value to the largest that has fitted, however little memory that one needed"""
+"""maximum ratio of the next value to the largest fitting one, however little memory that took"""
 GUIDED: Final = 6
 """after this many probes between a fitting and a refused value, every second one bisects"""
 GROWTH: Final = 4
-"""minimum ratio of a value to the largest that has fitted, before a line can be fitted"""
+"""minimum ratio of the next value to the largest fitting one, while no line gives an estimate"""
 FLAT_PROBES: Final = 4
 """number of probes without growth after which the search stops"""
 DOWN: Final = (9, 8)
 """If the first value does not fit, try these tenths of it: a user's guess may be close."""
 FAR_DOWN: Final = 16
-"""Then divide the value by this. In a run with a small value, memory that the step keeps (an
-optimizer's state, say) is placed in small segments. In large segments it would prevent their
-release."""
+"""Then divide the smallest refused value by this. In a run with a small value, memory that the step
+keeps (an optimizer's state, say) is placed in small segments. In large segments it would prevent
+their release."""
 MIN_DOWN: Final = 64
 """below this value, a search without a fitting value halves"""
 CLOSE: Final = 4

@@ -173,7 +173,7 @@ class AllocatorReplay:
     def peaks(
         self, end: RangeEnd, without: Collection[str] = (), *, share: float = 1
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
-        """Return the peaks per device, of the test and its parts, with all sizes at one end.
+        """Return the peaks per device of the test and its parts, if all sizes are at a range's end.
 
         At the upper bound the requests that only some GPUs make are added, except those for the
         reasons in ``without``, and other streams use tensors for a ``share`` of the longest
@@ -227,7 +227,7 @@ def unpinned(peak: Peak | Held) -> Peak:
 
 
 class _Stage:
-    """One device during a replay: settled, and with all free blocks filled."""
+    """One device during a replay, with the new streams and pools that serve the requests."""
 
     def __init__(
         self,
@@ -262,9 +262,9 @@ class _Stage:
         self._uncounted: set[int] = set()
         """live requests that do not count in a peak"""
         self._streams: dict[int, int] = {}
-        """new stream handles by the run's streams"""
+        """for each stream of the run: handle of the replay's stream"""
         self._pools: dict[Pool, Any] = {}
-        """new pools by the run's pools"""
+        """for each pool of the run: the replay's pool"""
         self._peaks: dict[str, Peak] = {}
         """peaks so far by part"""
         self._open: list[str] = []

@@ -1,8 +1,7 @@
 """Add what a GPU may do differently to the script of a run's requests.
 
 A GPU decides the sizes of workspaces for which the library reports none, how long other streams use
-tensors, and whether kernels are timed. The requests get the bounds of these sizes
-and times.
+tensors, and whether kernels are timed. The requests get the bounds of these sizes and times.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def add_alternatives(
 
 
 class Free(NamedTuple):
-    """A freed block, whose free may have waited for other streams; times are the history's."""
+    """A freed block, whose free may have waited for other streams; the history has the times."""
 
     number: int | None
     """number of its request; None if it is older than the run"""
@@ -65,7 +64,7 @@ class Free(NamedTuple):
 def _of_other_streams(
     script: RequestScript, awaited: Sequence[AllocatorEvent]
 ) -> list[tuple[Free, AllocatorEvent]]:
-    """Match the blocks that other streams used to the events that the allocator queried.
+    """Match each event that the allocator queried to the block that another stream used.
 
     The history does not name these blocks. The allocator records an event when such a block is
     dropped, before anything else enters the history. So the order and the times of drops and events

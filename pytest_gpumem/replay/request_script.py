@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Recording, Span
 
 Pool = tuple[int, int]
-"""PyTorch's id of a memory pool: a CUDA graph's, or a ``torch.cuda.MemPool``'s"""
+"""PyTorch's id of the memory pool of a CUDA graph, or of a ``torch.cuda.MemPool``"""
 SHARED: Final[Pool] = (0, 0)
 """the default pool"""
 Step = tuple[float, str, int]
@@ -41,7 +41,7 @@ class Request:
     """the alternative sizes; None if a GPU makes the same request"""
 
     def size_at(self, end: RangeEnd, without: Collection[str]) -> int:
-        """Return the bytes at an end of the range; the run's own if ``without`` has the reason."""
+        """Return the bytes at an end of the range; the run's if ``without`` has the reason."""
         if self.block is None or end == "usual" or self.block.reason in without:
             return self.size
         return self.block.least if end == "least" else self.block.most
@@ -55,14 +55,14 @@ class RequestScript:
     requests: list[Request] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     """time, action, and number of a request. "free late" frees a block that another stream used;
-    "release" empties the cache, "settle" settles the allocator as the measurement does; "end pool"
-    has an index in ``pools``"""
+    "release" empties the cache; "settle" also fills the remaining free blocks, as this package does
+    before it measures; "end pool" has an index in ``pools``"""
     pools: list[Pool] = field(default_factory=list)
     """private pools that released their memory"""
     late: dict[int, float] = field(default_factory=dict)
     """by request number: the latest time at which a GPU frees a block that another stream uses"""
     numbers: dict[Block, int] = field(default_factory=dict)
-    """by block of the run: the number of its request"""
+    """for each block of the run: the number of its request"""
     refused: bool = False
     """whether a request was refused: the run caught an out-of-memory error"""
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.spec import MemorySpec
 
 SHARES: Final = (0.25, 0.5, 0.75)
-"""fractions of the longest possible delay of late frees to replay, besides none and all of it"""
+"""late frees are replayed with these fractions of their longest possible delay, besides 0 and 1"""
 IN_DOUBT: Final = NoteKind.EARLIER_SEGMENTS
 """kind of the note on an uncertain peak reserved, which a replay resolves"""
 REPLACED_NOTES: Final = (NoteKind.STREAMS, NoteKind.TIMING)
@@ -97,10 +97,12 @@ def _ranged(
         tries.append(("least", (), 1))
     if alternatives.larger:
         tries.append(("most", (), 1))
-        # More requests may reserve less memory, because later requests reuse their freed blocks.
+        # More requests may reserve less memory, because later requests reuse their freed blocks: so
+        # also replay without those of each reason.
         reasons = replay.reasons()
         tries += [("most", (reason,), 1) for reason in reasons if len(reasons) > 1]
-        # A block that is freed earlier may be split, so that another segment is reserved.
+        # A block that is freed earlier may be split, and another segment reserved: so also replay
+        # with shorter delays.
         tries += [("most", (), share) for share in SHARES if replay.has_late_frees()]
     replays = [replay.peaks(end, without, share=share) for end, without, share in tries]
     ends = [peaks for peaks, _ in replays]

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.inherited import InheritedGpu
 
     GuessRows = Sequence[Sequence[Row]]
-    """counts by line of the unknown values that a process branched on, and of the assumed ones"""
+    """two lists with one row per source line: the unknown values that a process branched on there,
+    and the assumed values"""
 
 INHERITED: Final = "GPUMEM_VIRTUAL"
 """environment variable that describes the virtual GPU to child processes, which see no driver"""
@@ -90,7 +91,10 @@ def begin_in_child() -> InheritedGpu | None:
 
 
 def prepare_many_cards() -> None:
-    """Prepare this process to run steps on several cards, before its first convolution."""
+    """Disable PyTorch's cache of cuDNN plans, because a plan is made for one card.
+
+    PyTorch reads the cache's limit at the first convolution, so call this earlier.
+    """
     from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 
     keep_no_plans()

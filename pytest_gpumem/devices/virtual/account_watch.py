@@ -1,4 +1,4 @@
-"""Memory in use on virtual devices while a step runs, from their accounts."""
+"""The memory in use on virtual devices while a step runs, from the native library's accounts."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Aspects:
-    """Computes values, collects alternatives and watches the compiler, in one process."""
+    """Computes values, collects what a GPU may do differently, and watches the compiler."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
@@ -45,7 +45,7 @@ class Aspects:
         install_hooks()
 
     def read_versions(self, torch: ModuleType, stubs: Sequence[str]) -> None:
-        """Read CUDA's and cuDNN's versions from torch, which has just been imported.
+        """Read CUDA's and cuDNN's versions from torch; note functions that are not implemented.
 
         Args:
             torch: a build with CUDA.
@@ -84,7 +84,7 @@ class Aspects:
     def report(self) -> tuple[GuessRows, list[Note]]:
         """Return the uncomputed values that this process branched on, and notes on its figures.
 
-        The parent sums these over its child processes.
+        The parent adds up the values of its child processes, and reports equal notes once.
         """
         rows, sentences = self.values.guesses()
         return rows, [*notes_of(NoteKind.VALUES, sentences), *self._notes_beside_values()]

@@ -80,8 +80,8 @@ class CardChange:
         self._library.switch_emptying(getattr(self._cpu, _EMPTYING, None))
         self._set_attention_order(card)
         if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
-            # A PyTorch that has this setter caches the choice for the process's first card, and its
-            # own reset restores that choice. Older versions read the card each time.
+            # A PyTorch that has this setter caches the workspace size for the process's first card,
+            # and its own reset restores that size. Older versions read the card each time.
             with suppress(AttributeError):
                 self._torch._C._cuda_setCublasWorkspaceSize(cublas_workspace(card.capability))
 

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     """file and line of user code, and the line of PyTorch that branches ("" if user code
     branches)"""
     Row = tuple[str, int, str, int, int, int]
-    """a site, the number of values that it branched on; and, for operators there that select rows
-    or elements by such values, how many were selected, and of how many"""
+    """a site; the number of values that it branched on; how many rows or elements operators
+    selected there by such values; and how many they selected from"""
 
 MAX_READ: Final = 20_000
-"""maximum number of values not computed that one line may branch on: no generated text is so long,
-and a loop that waits for such values ends within seconds"""
+"""maximum number of uncomputed values that one line may branch on: no generated text is so long,
+and a loop that waits for such values fails within seconds"""
 MAX_SIZE: Final = 8
-"""while no values are computed, a larger copy to the host (in bytes) counts as a tensor, not as a
-size that an operator reads"""
+"""while no values are computed: bytes of the largest copy to the host that may be a size, which an
+operator reads back; larger copies count as tensors"""
 MAX_SITES: Final = 3
 """maximum number of lines that a note names"""
 OPTIMIZERS: Final = str(Path("torch", "optim"))
@@ -62,8 +62,8 @@ class Guesses:
     candidates: Counter[Site] = field(default_factory=Counter)
     """per line: the number of rows or elements that operators selected from"""
     unseen: dict[object, Site] = field(default_factory=dict)
-    """the line of each read of an integer whose use was not seen, and which may have become a
-    size"""
+    """for each integer read back whose use was not observed, so that it may have become a size: the
+    line that read it"""
 
     def all_lines(self) -> Counter[Site]:
         """Return the number of values per line, including those that may have become sizes."""
@@ -74,7 +74,7 @@ class Guesses:
         return self.lines.total() + len(self.unseen)
 
     def where(self, root: Path) -> str:
-        """Return the lines as text, data-dependent sizes first; "" if no line is known."""
+        """Return the lines as text, first those that select rows; "" if no line is known."""
         sites = sorted(
             (site for site, _ in self.all_lines().most_common() if site[0]),
             key=lambda site: site not in self.candidates,
@@ -250,8 +250,8 @@ class Decisions:
         if code.co_name == "__init__" and OPTIMIZERS in code.co_filename:
             return  # an optimizer's constructor checks its arguments; no figure depends on it
         while caller.f_back is not None and caller.f_code.co_filename.endswith(SCALER):
-            # Zero means that no gradient overflowed, as in a normal training step: the optimizer
-            # steps. No shape depends on it.
+            # An unknown flag is read as zero: no gradient overflowed, as in a normal training step,
+            # and the optimizer steps. No shape depends on the flag.
             if caller.f_code.co_name == "_maybe_opt_step":
                 self._any_overflow = True
                 return
@@ -300,7 +300,7 @@ class Decisions:
 
 
 def site_of_read(frame: FrameType | None) -> Site:
-    """Return the user's line in a stack of frames, and the line of PyTorch that it called."""
+    """Return the user's line in a stack of frames, and the innermost line of PyTorch below it."""
     line, within = users_line(frame), ""
     while frame is not None and not within:
         filename = frame.f_code.co_filename

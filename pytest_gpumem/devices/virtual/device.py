@@ -237,8 +237,8 @@ class VirtualDevice(Device):
         if torch.version.cuda:
             self._aspects.read_versions(torch, self.stubs)
         # In benchmark mode a test must not get the plan that PyTorch cached for an earlier test.
-        # (If a convolution ran before, the cache stays on: the first one makes PyTorch read its
-        # limit.)
+        # (If a convolution has run before, the cache stays on: PyTorch reads the cache's limit at
+        # the first convolution.)
         watch_benchmark_mode(torch, keep_no_plans)
         if self.shown_always:
             self.open(None, self.shown_always)
@@ -417,7 +417,7 @@ class VirtualDevice(Device):
         self._set_totals(first + len(extra))
 
     def _set_totals(self, count: int) -> None:
-        """Recompute the caps from the devices' present totals."""
+        """Set the caps again, because the devices' totals may have changed."""
         torch = self._torch
         if self._kept_total is None or torch is None or not torch.cuda.is_initialized():
             return
@@ -457,7 +457,7 @@ class VirtualDevice(Device):
     def join_alone(
         self, rank: int, size: int, *, by_program: bool = False
     ) -> AbstractContextManager[None]:
-        """See :meth:`pytest_gpumem.devices.base.Device.join_alone`; NCCL allocates its buffers."""
+        """See :meth:`pytest_gpumem.devices.base.Device.join_alone`; the group uses NCCL."""
         from pytest_gpumem.devices.virtual.ranks.lone_nccl_rank import joined_to_nccl
 
         return joined_to_nccl(rank, size, by_program=by_program)

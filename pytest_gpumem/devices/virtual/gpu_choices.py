@@ -1,7 +1,8 @@
 """Collects what a real GPU may do differently from the virtual one, with reasons.
 
-These are workspaces whose sizes no library reports, events that a GPU reaches later, and extra
-blocks that a GPU may allocate, depending on timing. The virtual GPU allocates no extra blocks.
+These are workspaces whose sizes no library reports, CUDA events that a GPU may reach later, and
+extra blocks that a GPU may allocate, depending on timing. The virtual GPU allocates no extra
+blocks.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class GpuChoices:
             reason: the unknown choice that the blocks depend on.
             sizes: bytes of each block; 0: no block.
             span: when the blocks begin and end, in microseconds since 1970.
-            kept_with: address of another block: after the span, the blocks live as long as it does.
+            kept_with: address of a block: the new blocks live until it is freed, at least until the
+                span ends; 0: they live until the span ends.
             counted: whether the blocks count towards a peak (:class:`Alternative`).
 
         Returns:

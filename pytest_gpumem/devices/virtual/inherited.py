@@ -50,13 +50,14 @@ SHAPE_CHECK: Final = Patch(
 def adapted(description: str) -> Iterator[None]:
     """Adapt child processes, Triton and torch.distributed in the block.
 
-    A process started in the block (``torch.multiprocessing`` with spawn, torchrun's) preloads the
-    native library; ``description`` names its cards. ``CUDA_VISIBLE_DEVICES`` selects some of these
-    cards if it is set in the block; a value set earlier does not.
+    A process started in the block (by torchrun, or ``torch.multiprocessing`` with spawn) preloads
+    the native library; ``description`` names its cards. ``CUDA_VISIBLE_DEVICES`` selects some of
+    these cards if it is set in the block; a value set earlier does not.
 
-    Triton links its launcher with the driver library, and searches the system's folders unless a
-    variable names another. Inductor links its C++ wrappers with ``-lcuda``, and so do older
-    versions of Triton; compilers look for that library in LIBRARY_PATH.
+    Triton links its launcher with the driver library, and searches the system's folders unless
+    TRITON_LIBCUDA_PATH names another. Inductor links its C++ wrappers with ``-lcuda``, and so do
+    older versions of Triton; compilers look for that library in LIBRARY_PATH. So both variables
+    get the native library's folder.
     """
     with ExitStack() as stack:
         preload = os.environ.get(PRELOAD)
@@ -106,7 +107,7 @@ class InheritedGpu:
         from pytest_gpumem.devices.virtual.library import NativeLibrary
 
         if loaded() is not None:
-            return  # a pytest session or use_virtual_gpu() has loaded it, with aspects of its own
+            return  # a pytest session or use_virtual_gpu() has loaded it, with its own Aspects
         try:
             library, torch = NativeLibrary(), sys.modules["torch"]
             library.set_kernel_architectures(torch)

@@ -137,12 +137,12 @@ class CopyFaults(NamedTuple):
     left: int = 0
     """queued copies that were not made"""
     strays: int = 0
-    """copies whose size matches no form of the next queued one"""
+    """copies whose size was none of the possible sizes of the first copy in the queue"""
     stray_size: int = 0
     """bytes of the first stray"""
     expected_size: int = 0
-    """bytes of the queued copy that was due when the first stray came: of its last form, if it has
-    several"""
+    """bytes of the first copy in the queue when the first stray came; if it has several possible
+    sizes, the last of them"""
 
     def __bool__(self) -> bool:
         """Return whether any fault was noted."""
@@ -196,7 +196,7 @@ class Convolutions(NamedTuple):
     astray: int = 0
     """calls counted in ``asked`` whose plan PyTorch created for another card"""
     ranged: int = 0
-    """queries for a convolution's workspace of which only bounds are known"""
+    """queries for the size of a convolution's workspace that is known only as a range"""
     unfit: int = 0
     """how often such a workspace did not fit, so that PyTorch tried the next plan"""
 
@@ -296,7 +296,7 @@ class NativeLibrary:
     fill_properties: Callable[[int, int, int], None]
     """writes a device's cudaDeviceProp to an address, in the layout of a major version of CUDA"""
     make_room: Callable[[int, int], None]
-    """adds bytes to a device beyond its card's memory"""
+    """sets how many bytes a device has in addition to its card's memory"""
     begin_apart: Callable[[int], None]
     """places a device's next allocations in unused address space, in the same order as on an empty
     device"""
@@ -318,7 +318,8 @@ class NativeLibrary:
     """sets whether Python writes operators' results: then kernels that operators launch leave known
     values unchanged"""
     tell_nonzeros: Callable[[int], None]
-    """sets the number of nonzeros in sparse sums and products on this thread; -1: unknown"""
+    """sets the number of nonzeros in the result of this thread's next sparse sum or product; -1:
+    unknown"""
     largest_convolution: Callable[[], int]
     """returns the largest upper bound, in bytes, of convolutions' unknown workspaces since the last
     call"""
@@ -358,11 +359,14 @@ class NativeLibrary:
         return list(figures)
 
     def linked_functions(self, folder: Path) -> LinkedFunctions:
-        """Compare the CUDA functions that torch's libraries in a folder link with those here."""
+        """Return the CUDA functions that torch's libraries link, and those missing in this one.
+
+        ``folder`` contains torch's libraries.
+        """
         return compare(folder, self._lib)
 
     def report_to(self, fd: int) -> None:
-        """Also write to a file descriptor if a call is refused, or the process ends in a test.
+        """Also report refused calls, and a process's end in a test, to a file descriptor.
 
         The descriptor is a copy of standard error from before pytest captured it. A library whose
         call is refused may call ``exit``, and pytest then shows none of the captured output.

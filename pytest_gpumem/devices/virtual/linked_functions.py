@@ -25,8 +25,8 @@ NVIDIAS: Final = re.compile(
 LIBRARIES: Final = ("libtorch_cuda*.so", "libc10_cuda.so", "libtorch_python.so", "libtorch_cpu.so")
 """torch's own files that link CUDA's libraries"""
 NEWEST_CHECKED: Final = (2, 15)
-"""newest torch whose linked functions were checked: all CUDA functions that its releases and older
-ones link are implemented"""
+"""newest version of torch that was checked: all CUDA functions that its releases and older releases
+link are implemented"""
 MAX_NAMED: Final = 5
 """maximum number of functions that a sentence names"""
 

@@ -39,7 +39,7 @@ class OperatorFlags(enum.IntFlag):
     COMPUTES = 128
     """its results depend on its arguments alone"""
     CHEAP = 256
-    """its cost is proportional to the number of its elements"""
+    """it costs a test's budget nothing if its tensors have few elements"""
     THREADS = 512
     """the CPU may use several threads even for few elements, so it is run with one thread"""
     INDEXES = 1024
@@ -78,10 +78,10 @@ class OperatorFunctions:
     """returns a kernel that passes all calls to a function, until ``know`` is called"""
     know: Callable[..., None]
     """configures a kernel's short way. Arguments: the kernel; the function for all other calls; an
-    object to pass to ``finish``; a function that computes the operator on CPU tensors; the
-    operator's function for calls without a number in a tensor's place, and for those with one
-    (None: these have no short way); its flags; and three bit masks over its arguments: those that
-    it writes, those whose values do not matter, those that are tensors"""
+    object to pass to ``finish``; a function that computes the operator on CPU tensors; two
+    functions that run the operator, one for calls that pass no number in place of a tensor, one for
+    calls that do (None: such calls have no short way); its flags; and three bit masks over its
+    arguments: those that it writes, those whose values do not matter, those that are tensors"""
     running: Callable[[], tuple[Any, Any] | None]
     """returns the arguments, positional and by name, of the operator running on this thread on the
     short way; None without one"""

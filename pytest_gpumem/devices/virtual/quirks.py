@@ -57,7 +57,7 @@ _NEW: Final = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 3)
 def answer_as_virtual(module: ModuleType) -> None:
     """Replace the functions of the copied runtime by the virtual GPU's.
 
-    Functions that the virtual GPU lacks stay the copy's, and calls of them are refused by name.
+    Functions that the virtual GPU lacks are not replaced: calls of them are refused.
     Nothing is replaced if torch or cuda.bindings is for an older CUDA.
 
     Args:

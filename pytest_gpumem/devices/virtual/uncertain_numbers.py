@@ -11,7 +11,8 @@ not end, and no note would say that the figures of a step that keeps its best we
 a GPU. If an integer counted when it is read, each test that counts right answers, or prints a
 number, would get a note that its figures depend on values, and would be run again.
 
-``seen_bound`` of ``decisions.py`` handles sizes that depend on such a number.
+Output sizes of operators are plain integers: if one is an upper bound, ``Decisions.seen_bound``
+records the line.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def uncertain(number: Any, read: NumberRead) -> Any:  # noqa: ANN401 - a number 
 
 
 def plain_number(number: object) -> float | int | None:
-    """Return a number that no kernel computed as a plain number, to compile code with it.
+    """Convert an UncertainFloat or UncertainInt to a plain number, to compile code with it.
 
     For an integer a branch is recorded, because the compiled code may use the integer as a size.
     For other objects the result is None.
@@ -149,7 +150,7 @@ def plain_number(number: object) -> float | int | None:
 
 
 def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
-    """Return a number that no kernel computed as a plain number, to branch on it.
+    """Convert an UncertainFloat or UncertainInt to a plain number, to branch on it.
 
     The branch is recorded. Other objects are returned unchanged.
     """
@@ -167,7 +168,7 @@ def _telling(
     Args:
         method: a method of ``float`` or ``int``.
         decides: whether its use counts as a branch.
-        computes: whether its result records its own use, too.
+        computes: whether its result is a number that records its use, too.
     """
 
     def call(self: Any, *operands: Any) -> Any:  # noqa: ANN401 - a number's method
@@ -243,10 +244,11 @@ def _reading(decisions: Decisions, purpose: str, method: Callable[..., Any]) -> 
 
 
 def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method of a pair of ``torch.testing`` to compare plain numbers.
+    """Wrap the constructor of ``torch.testing``'s NumberPair to compare plain numbers.
 
     PyTorch checks the exact class of each number. The results of ``_process_inputs`` are converted,
-    not the arguments, because pairs of PyTorch's own tests read numbers from tensors in there.
+    not the arguments, because in PyTorch's own tests subclasses read numbers from tensors in that
+    method.
     """
 
     def __init__(self: Any, *numbers: Any, **options: Any) -> None:  # noqa: ANN401, N807 - PyTorch's

@@ -2,7 +2,7 @@
 
 CUDA graphs of ``torch.compile(mode="reduce-overhead")`` outlive a test, with their memory, until
 ``torch.compiler.reset()``. A later test that runs the same compiled code records its own graphs in
-addition, without a warm-up run, so its peak differs from that of the test run alone.
+addition, without a warm-up run: its peak differs from the one that it has when it runs alone.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _recorded(graph: Any) -> tuple[str, bytes]:
     attribute = GRAPH
 
     def values_of(tensor: Any) -> Any:
-        """Return the host values of a graph's constant tensor; None: unknown."""
+        """Return the host values of a graph's constant tensor; None if unknown or assumed."""
         nonlocal attribute
         mode = current_mode()
         if mode is None or not mode.values.is_known(tensor) or mode.values.are_assumed([tensor]):

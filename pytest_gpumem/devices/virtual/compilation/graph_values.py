@@ -105,7 +105,7 @@ class Node:
             host = RANDOM.get(traits.op._schema.name)
             if host is not None:
                 traits = traits._replace(host=host, random=True)
-            elif traits.op._name in VIEWS:  # its input's strides may be unknown
+            elif traits.op._name in VIEWS:  # a view may fail if the input lacks the GPU's strides
                 traits = traits._replace(host=torch.reshape)
             self.traits = traits
             self.is_view = writes_nothing(traits.op._schema)
@@ -388,7 +388,7 @@ class CompiledCall:
             values.forget(tensor)
 
     def _copied_input(self, place: int) -> Tensor | None:
-        """Return the value of an input that the code has returned; None if unknown, or no input."""
+        """Return the value of an input that the code returned; None if unknown or not an input."""
         returned = self._returned.get(place)
         tensor = returned() if returned is not None else None
         mode = self._mode
@@ -615,7 +615,7 @@ def _large(form: Any) -> int:
 
 
 def _laid_out(value: Any, form: Any) -> Any:
-    """Return results restrided as on the GPU, because views depend on strides."""
+    """Return results with the strides that they have on the GPU: views depend on strides."""
     if isinstance(value, (list, tuple)):
         if not isinstance(form, (list, tuple)) or len(form) != len(value):
             return value

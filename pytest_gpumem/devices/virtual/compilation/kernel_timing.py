@@ -12,9 +12,9 @@ PyTorch: vLLM 0.19's first start of CodeLlama-7b on an H100 takes 0.77 GiB of ac
 without the buffer. Inductor's kernels are timed there only if this process has compiled them: a GPU
 finds the choices of an earlier start in the cache.
 
-Each kernel's blocks are reported with their times, because the allocator's cache reuses one
-kernel's memory for the next: the sum of all blocks is hundreds of times what a GPU reserves in
-addition.
+Each kernel's blocks are reported with the time at which a GPU would allocate them, because the
+allocator's cache reuses one kernel's memory for the next: the sum of all blocks is hundreds of
+times what a GPU reserves in addition.
 """
 
 from __future__ import annotations
@@ -149,11 +149,11 @@ class KernelTiming:
             self._see_launch(tuner, *args, **kwargs)
 
     def _see_launch(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
-        """Report a kernel's memory at its first call in a run, if its times were requested."""
+        """Report the memory for timing a kernel, once per run, if its times were requested."""
         if tuner in self._timed and tuner not in self._reported and is_shown():
             self._report(tuner, inductors_copies(tuner, args, kwargs), flushed())
 
-    # -- kernels that a program tunes by Triton --
+    # -- kernels that Triton's own autotuner times --
 
     @staticmethod
     def _bench_once(bench: Any, tuner: Any, *arguments: Any, **options: Any) -> Any:
@@ -177,13 +177,14 @@ class KernelTiming:
 
     def _see_tuned_call(self, tuner: Any, *args: Any, **kwargs: Any) -> None:
         if len(getattr(tuner, "configs", ())) > 1 and is_shown() and not WATCH.is_profiling:
-            # Triton caches a choice by the call's arguments: any call may be the first with these.
+            # Triton times the kernel at the first call with these arguments. Report each call, as
+            # if it were that one: the choice may be cached from an earlier test.
             self._report(tuner, tritons_copies(tuner, args, kwargs), FLUSHED)
 
     # -- both --
 
     def _report(self, tuner: Any, copies: list[int], buffer: int) -> None:
-        """Report the memory that timing a kernel needs, unless this run has reported as much."""
+        """Report the memory for timing a kernel, unless this run has reported as much for it."""
         if sum(copies) > self._reported.get(tuner, -1):
             self._reported[tuner] = sum(copies)
             self._was_timed = True
@@ -210,7 +211,7 @@ def add_timed(
 
 
 def call_with_buffer(call: Callable[[], object], nbytes: int) -> None:
-    """Call a kernel as a GPU does to time it: for trial, then beside the cache-flushing buffer."""
+    """Call a kernel as if to time it: once for trial, once while the flushing buffer exists."""
     import torch
 
     call()

@@ -1,4 +1,4 @@
-"""Makes ``torch.compile`` trace numbers read back from the GPU that no kernel computed.
+"""Makes ``torch.compile`` trace uncomputed numbers that a program has read back from the GPU.
 
 On a GPU these are plain numbers, which Dynamo traces. Here their types are subclasses of int and
 float (uncertain_numbers.py), which Dynamo does not trace before torch 2.13: the graph breaks, which

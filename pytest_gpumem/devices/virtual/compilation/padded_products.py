@@ -9,8 +9,8 @@ has run the backward pass, whichever comes last. In a backward pass one kernel m
 of two products: these copies live from the previous product on. The copying kernels are timed as
 well.
 
-PyTorch makes the choice while it compiles, and a later run loads compiled code from a cache. So the
-products are stored with the code of the forward pass, which is compiled next.
+PyTorch chooses while it compiles, and a later run loads compiled code from a cache. So the products
+that it considered are stored with the code that it compiles next, which is the forward pass's.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Product(NamedTuple):
     sizes: tuple[int | None, ...]
     """rows, inner size and columns, preceded by the batch size if there is one; None: dynamic"""
     likely: tuple[int, ...]
-    """``sizes`` with the size that PyTorch times in place of a dynamic one"""
+    """``sizes``, with each dynamic size replaced by the one that PyTorch uses for timing"""
     more: tuple[int, int, int]
     """number of rows, inner elements and columns that padding adds"""
     itemsize: int
@@ -130,7 +130,7 @@ class CodeCall:
     last_began: float
     """start of the previous product that is known, or of the call, in microseconds since 1970"""
     saved: list[range] = field(default_factory=list)
-    """indices of copies that it may save"""
+    """ranges of indices in GpuChoices: the padded copies that it may save"""
 
 
 class PaddedProducts:
@@ -149,7 +149,7 @@ class PaddedProducts:
         self._watches = False
         self._calls = local()
         self._saved: list[list[range]] = []
-        """for each call whose backward pass has not ended: indices of copies that it may save"""
+        """``CodeCall.saved`` of each call whose backward pass has not ended"""
 
     def begin(self) -> None:
         """Reset the products of the last run."""
@@ -171,7 +171,7 @@ class PaddedProducts:
         yield COMPILED, wrapped_by(self._compile)
         yield CODE_CALLS, wrapped_by(self._call)
 
-    # -- while it compiles --
+    # -- while PyTorch compiles --
 
     def _note_requested(self, _match: object, *args: Any, **options: Any) -> None:
         """Record a product when PyTorch creates its cache key."""
@@ -186,13 +186,13 @@ class PaddedProducts:
             self._requested.clear()
         return compiled
 
-    # -- while it runs --
+    # -- while compiled code runs --
 
     def _call(self, call: Any, compiled: Any, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         products = getattr(compiled, PRODUCTS, ())
         if products and is_shown():
-            # Code cached by an earlier version has more fields: use the first ones.
+            # Products cached by an earlier version of this package have more fields: use the first.
             fields_of = (product[: len(Product._fields)] for product in products)
             self._report(compiled, [Product(*of_product) for of_product in fields_of])
         if not self._products:
@@ -261,7 +261,7 @@ class PaddedProducts:
 def asked_product(
     module: Any, first: Any, second: Any, op: object = None, bias: Any = None, *_: object
 ) -> Product:
-    """Return the product of two tensors, which PyTorch considers for padding."""
+    """Describe a product of two tensors that PyTorch considers for padding."""
     del op
     sizes = (*first.shape, second.shape[-1])
     alignment = module.get_alignment_size(first)

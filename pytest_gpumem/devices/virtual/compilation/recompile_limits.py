@@ -1,4 +1,4 @@
-"""Doubles ``torch.compile``'s limits on compilations, for steps with values and steps without."""
+"""Doubles ``torch.compile``'s limits on compilations if only some steps compute values."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LIMITS: Final = Patch(
 class RecompileLimits:
     """Doubles the limits in a process that compiles in steps with values and in steps without.
 
-    Tensors of a step with values have an additional dispatch key, and guards compare keys: code
-    compiled in a step without values is compiled again. A real GPU does not need that second
+    Tensors of a step that computes values have an additional dispatch key, and guards compare keys:
+    code compiled in a step without values is compiled again. A real GPU does not need that second
     compilation, so a function within the limit there could exceed it here, which is an error with
     ``fullgraph=True``.
     """
@@ -30,13 +30,13 @@ class RecompileLimits:
         self._compiled: set[bool] = set()
         """the kinds of steps that have compiled code: with values (True), without values (False)"""
         self._values: bool | None = None
-        """whether the running step has values; None between tests"""
+        """whether the running step computes values; None between tests"""
         self._frames = 0
         """number of compiled functions when the step began"""
         self._originals: dict[str, int] = {}
 
     def begin(self, *, values: bool) -> None:
-        """Start a step with or without values, in which PyTorch may compile."""
+        """Start a step with or without values; double the limits if the other kind has compiled."""
         self.end()
         self._values, self._frames = values, _compiled_frames()
         config = sys.modules.get(LIMITS.module)

@@ -1,4 +1,4 @@
-"""Tracks what Triton kernels that a program launches itself may write: their arguments.
+"""Marks the arguments of Triton kernels as unknown if a program launches the kernels itself.
 
 Kernels that an operator launches (PyTorch's own, in torch._native) need no tracking: the operator
 declares what it writes.
@@ -28,7 +28,10 @@ MIN_ADDRESS: Final = 1 << 40
 
 @wrapped_by
 def launch_tracked(run: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Launch a kernel, and mark only its arguments as unknown."""
+    """Launch a kernel, and mark only its arguments as unknown.
+
+    If an argument may be an address, the native library marks all values as unknown.
+    """
     __tracebackhide__ = True
     mode = current_mode()
     # Inside an operator, the operator reports what its kernels write.

@@ -16,7 +16,7 @@ NVRTC = (FOLDER / "libnvrtc.so.12", FOLDER / "libnvrtc.so.13")
 STUB = FOLDER / "libgpumem_stub.so"
 """library that is copied in place of CUDA libraries that are not installed"""
 OPENED_BY_NAME = (DRIVER, NVML, *NVRTC)
-"""libraries that other libraries open by SONAME; otherwise a real driver's would be found"""
+"""libraries that other libraries open by SONAME; loaded first, so that no real driver is found"""
 ALL = (LIBRARY, *OPENED_BY_NAME)
 """the libraries loaded into a process"""
 LINKED = FOLDER / "libcuda.so"

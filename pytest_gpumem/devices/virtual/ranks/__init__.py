@@ -1,1 +1,1 @@
-"""Ranks of torch.distributed on virtual GPUs: one rank alone, or several in one process each."""
+"""Ranks of torch.distributed on virtual GPUs: one rank alone, or several, each in a process."""

@@ -52,7 +52,7 @@ def joined_to_nccl(rank: int, size: int, *, by_program: bool) -> AbstractContext
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Create NCCL process groups, and wait at their barriers, without the other ranks.
+    """Let the block create NCCL process groups, and pass their barriers, without other ranks.
 
     Ranks join a group with an id that its first rank creates and puts in a store, under a key that
     PyTorch chooses. Here an id is stored under every possible key before the group is created.

@@ -1,4 +1,4 @@
-"""CPU equivalents of CUDA's attention: flash, memory-efficient and cuDNN's, with gradients.
+"""CPU equivalents of flash, memory-efficient and cuDNN attention, with gradients.
 
 All are softmax(q @ k.T * scale + bias) @ v, computed in single precision, with the logsumexp that
 the backward pass needs. Dropout's mask is drawn from the seed that the operator returns, so that

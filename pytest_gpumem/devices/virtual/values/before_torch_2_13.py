@@ -48,7 +48,7 @@ _LOWER: Final = INCLUDED[-1]
 
 
 def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Pass an operator to the mode or the subclass that handles it; else call its kernel."""
+    """Pass an operator to the mode or subclass that handles it; without one, call our kernel."""
     __tracebackhide__ = True
     tensors = tensors_in([*args, *kwargs.values()])
     is_pythons = torch._ops.key_extractor(tensors, _PYTHONS).has(PYTHON)

@@ -1,14 +1,15 @@
 """The bytes that operators' CUDA code reads back from the device.
 
 Most of these operators have outputs whose sizes depend on values. Their CUDA code reads a size with
-a small copy from memory that its kernels wrote. The mode computes the operator on the host first,
+a small copy from memory that its kernels wrote. ValueMode computes the operator on the host first,
 and queues the bytes of these copies in order; PyTorch's own code then allocates its own temporary
 memory, and outputs of the true size.
 
 Which copies an operator makes is in PyTorch's source (aten/src/ATen/native) and was observed at run
 time with torch 2.14 and 2.15; functions below say where torch 2.6 to 2.13 differ. If versions
-copy the same number in different sizes, the entry is a tuple of its forms. Another version may make
-other copies: the native library uses no queued bytes for a copy of another size, and reports it.
+copy the same number in different sizes, the entry is a tuple with the bytes for each size. Another
+version may make other copies: the native library uses no queued bytes for a copy of another size,
+and reports it.
 tests/tables/operators-that-read-back.md lists all.
 """
 
@@ -418,6 +419,8 @@ INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::
 
 def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
     """Return the device masks if they alone determine an operator's sizes, else None.
+
+    For ``_coalesce`` they are the indices.
 
     Args:
         name: the operator's name, with its namespace.

@@ -336,7 +336,7 @@ class DeferredValues:
         return self._library.deferred_at(recipe.address, recipe.nbytes) == recipe.number
 
     def _values_of(self, recipe: Recipe) -> Any:  # noqa: ANN401 - a storage, which PyTorch has two types for
-        """Return the storage of a recipe's range; None if the host cannot compute it."""
+        """Return a storage with the values of a recipe's range; None if they cannot be computed."""
         changes: list[Recipe] = []
         while recipe.changed is not None and not self._is_computed(recipe):
             changes.append(recipe)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HOST: Final = torch.device("cpu")
 PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-"""types of tensors whose data pointer is the address of their values; other types are wrappers"""
+"""types of tensors whose data pointer is the address of their values; others may be wrappers"""
 NUMBERS: Final = {bool, int, float, complex}
 
 
@@ -31,7 +31,7 @@ def is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor is a plain strided one, on a device with memory.
 
     A wrapper subclass (DTensor, a fake tensor) has no values of its own: the tensors that it wraps
-    pass through the dispatcher themselves. Any other subclass has (MONAI's MetaTensor).
+    pass through the dispatcher themselves. Other subclasses (MONAI's MetaTensor) have values.
     """
     return (
         (type(tensor) in PLAIN or _holds_memory_itself(tensor))

@@ -1,10 +1,10 @@
 """Passes the operators that PyTorch runs to a ValueMode, which runs them and computes their values.
 
-This is not a TorchDispatchMode: while one is active PyTorch's own code takes other paths, with
-other memory (``at::isTensorSubclassLike`` is then true of every tensor: gradients are not added in
-place), and torch.compile skips frames. Instead each operator has a kernel for an unused dispatch
-key below autograd: autograd's threads inherit the key, and no PyTorch code checks for it. A
-fallback kernel, which operators registered later get, is not enough: PyTorch calls a Python
+This is not a TorchDispatchMode: while one is active PyTorch's own code takes other paths, which
+allocate other memory (``at::isTensorSubclassLike`` is then true of every tensor: gradients are not
+added in place), and torch.compile skips frames. Instead each operator has a kernel for an unused
+dispatch key below autograd: autograd's threads inherit the key, and no PyTorch code checks for it.
+A fallback kernel, which operators registered later get, is not enough: PyTorch calls a Python
 fallback neither for tensor subclasses, nor while a mode is active.
 """
 
@@ -134,7 +134,7 @@ def _include() -> None:
 
 
 class _SeenThreads:
-    """Intercepts the operators of threads that Python code starts, such as DataParallel's.
+    """Intercepts the operators of threads that Python code starts, as DataParallel does.
 
     Python calls the function set by ``threading.setprofile`` when such a thread starts.
     """

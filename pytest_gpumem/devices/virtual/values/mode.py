@@ -127,7 +127,7 @@ class ValueMode:
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed_small)
 
     def notes(self) -> list[str]:
-        """Return sentences on unknown results, if the step branched on any, or requested all."""
+        """Return sentences on unknown results, if the step branched on any or requests all."""
         return self.host.notes(decided=any(self.decisions.counts))
 
     # -- running a CUDA operator --
@@ -223,7 +223,10 @@ class ValueMode:
 
     @without_function_modes
     def before_opened(self, call: OperatorCall) -> HostCall | None:
-        """Return the call to compute for ``_run_opened``; None if one of its inputs is unknown."""
+        """Set the number of nonzeros that an operator reads back; return the call to compute.
+
+        The result is None if one of the call's inputs is unknown.
+        """
         if call.name in COUNTED:
             self._library.tell_nonzeros(self.sparse.nonzeros(call))
         elif call.name in SELECTS:
@@ -287,7 +290,7 @@ class ValueMode:
 
     @without_function_modes
     def _before_read(self, call: OperatorCall) -> HostCall | None:
-        """Compute the number that ``item()`` reads; return its call, or None if it is unknown."""
+        """Compute the number that ``item()`` reads; return its operator's call, None if unknown."""
         tensor, self.sizes_queued = call.args[0], False
         if not tensor.is_cuda:
             return None
@@ -465,7 +468,7 @@ class ValueMode:
     ) -> bool:
         """Write the host's results; return False if CUDA's have another structure.
 
-        A single result that the host lacks, or has in another size, becomes unknown.
+        A result that the host lacks, or has in another size, is assumed or becomes unknown.
         """
         pairs = paired(result, host)
         if not isinstance(result, Tensor) and len(pairs) != len(tensors_in(result)):

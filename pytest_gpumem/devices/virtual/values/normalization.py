@@ -216,7 +216,7 @@ def layer_norm_backward(args: Arguments) -> tuple[Tensor | None, ...]:
 
 
 def softmax(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap ``_softmax`` or ``_log_softmax`` to convert half to float, which the CPU's cannot."""
+    """Wrap ``_softmax`` or ``_log_softmax`` to support ``half_to_float``, as on CUDA."""
 
     def forward(values: Tensor, dim: int, half_to_float: bool) -> Tensor:
         return operator(values.float() if half_to_float else values, dim, False)

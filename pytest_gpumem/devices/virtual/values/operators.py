@@ -119,7 +119,8 @@ the host has computed no result"""
 COMPARING: Final = {"equal", "allclose"}
 """comparisons whose unknown result is assumed to be true, because most tests expect equality"""
 COMPOSED: Final = {"_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"}
-"""operators whose CUDA kernel calls other operators, and branches on their results"""
+"""operators whose CUDA kernel calls other operators, and branches on their results: only these
+inner operators are intercepted"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
 READERS: Final = {READS, "is_nonzero"}
@@ -142,7 +143,7 @@ COUNTED: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_
 SELECTS: Final = {"index_select"}
 """operators that count the selected elements with their own kernels, and read the count back"""
 UNOPENED: Final = ("_foreach", "_fused", "_amp_foreach")
-"""prefixes of operators that take many tensors, none of them sparse"""
+"""prefixes of operators that take many tensors, none of them sparse, so that none is checked"""
 
 
 class Traits(NamedTuple):
@@ -298,7 +299,10 @@ def on_host(
     *,
     assumed: bool,
 ) -> HostCall:
-    """Return a call with the CPU's tensors and generators, which the given functions return."""
+    """Return a call to compute on the host, with copies of the tensors that it writes.
+
+    ``host_of`` returns the CPU tensor for a tensor, ``generator`` a CPU generator for a GPU's.
+    """
     written = set(map(id, call.written()))
     copies: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -148,8 +148,8 @@ def differentiated(
 
 # -- cells of networks that do not use cuDNN --
 #
-# The workspace is read by the backward pass alone: unlike CUDA's, it has the gates before their
-# activations, which PyTorch's own backward passes for the CPU take.
+# The workspace is read by the backward pass alone. Unlike CUDA's workspace, it has the gates before
+# their activations, because PyTorch's own backward passes for the CPU take these.
 
 
 def _added(gates: Tensor, bias: Tensor | None) -> Tensor:
