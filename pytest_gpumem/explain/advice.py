@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MAX_TRIALS: Final = 12
-"""batch sizes to try for advice; a count, so that slow and fast machines give the same advice"""
+"""maximum number of batch sizes to try; a time limit would make the advice depend on the machine"""
 
 
 def advice(

@@ -68,7 +68,7 @@ class PeakExplainer(Explainer):
         return self._policy.explains(spec)
 
     def of_children(self, root: Path) -> str:
-        """Return the class that explains a child process, with its argument; "" if disabled."""
+        """Return "module:class:folder" of what explains a child process; "" if disabled."""
         return f"pytest_gpumem.explain.attributor:RecordedChild:{root}" if self.enabled else ""
 
     def _explanations(self, recorded: Recorded) -> Explanations:

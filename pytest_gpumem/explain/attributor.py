@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.recording import Recorded, Recording, Span
 
 MAX_SITES: Final = 50
-"""number of sites to keep per device, the largest ones"""
+"""maximum number of sites to keep per device, the largest ones"""
 MAX_LINES: Final = 50
-"""number of source lines per device whose own peaks are kept, the largest ones"""
+"""maximum number of source lines per device whose own peaks are kept, the largest ones"""
 
 
 class Attributor:
@@ -59,7 +59,8 @@ class Attributor:
         initial = [block for block in device.blocks if block.start < 0]
         unseen = sum(block.size for block in initial) - foreign.allocated
         # It is known how many bytes of the initial memory are the step's, but not which blocks.
-        # Tagged blocks were in use: count them as the step's, unless they exceed these bytes.
+        # The step used the tagged blocks (the recording saw tensors in them): count these as its
+        # own, unless they exceed these bytes.
         tagged = [block for block in initial if block.tags]
         tagged_bytes = sum(block.size for block in tagged)
         if unseen > 0 and tagged_bytes <= unseen:

@@ -1,4 +1,6 @@
-"""Assign each block of memory to a category: by its tags, else by when it was allocated and freed.
+"""Assign each block to a category: by its tags, else by when it was allocated and freed.
+
+A tag is a tensor that the recording saw in the block, with the category that the tensor implies.
 
 ===============  ==================================================================================
 parameters       storage of a module's or an optimizer's parameter
@@ -9,8 +11,8 @@ batch data       storage given to an outermost module, made outside of modules
 activations      made in a module's forward and outliving that call (recomputed ones too); made
                  after the first call of a module, outside of modules, and alive when the backward
                  began
-temporaries      made in a module's forward and gone when it returned; made by a backward pass or an
-                 optimizer's step, and gone when that ended
+temporaries      made in a module's forward and freed before that returned; made by a backward pass
+                 or an optimizer's step, and freed before that ended
 workspaces       freed with PyTorch's cuBLAS workspaces
 other            all else: it is not guessed
 ===============  ==================================================================================
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     PhaseName = Literal["forward", "backward", "optimizer"]
 
 _OWNED: Final[tuple[Category, ...]] = ("parameters", "buffers", "gradients", "optimizer state")
-"""categories that a tensor's owner decides; the first of them if it has several owners"""
+"""categories of tensors that modules or optimizers own; of several, the first one applies"""
 _DDP: Final = "/torch/nn/parallel/distributed.py"
 _BUCKET_MAKERS: Final = {"_ddp_init_helper", "_pre_forward"}
 """DistributedDataParallel's functions that call its C++ reducer, which allocates the buckets: in

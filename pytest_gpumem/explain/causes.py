@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Attribution, Breakdown, LineKey, LinePeak, SegmentRequest
 
 MAX_CAUSES: Final = 10
-"""causes listed in one verdict"""
+"""maximum number of causes listed in one verdict"""
 MIN_ALIKE: Final = 0.5
 """least similarity, from 0 to 1, at which a new line counts as an old line that was edited"""
 MIN_LEADING: Final = 4
@@ -131,9 +131,9 @@ def growth_causes(
     grown.sort(key=lambda site_row: (-nets[id(site_row)], -(site_row.difference or 0)))
     lead = grown[0]
     parameters = [row for row in grown if row.site and row.site.category == "parameters"]
-    # More parameters need more gradients and more optimizer state: these are consequences. Not if
-    # parameters grew by a few bytes: the allocator may have served them from larger free blocks
-    # without splitting these.
+    # More parameters need more gradients and more optimizer state: then name the parameters first.
+    # Do not if they grew by only a few bytes: the allocator may have served them from larger free
+    # blocks without splitting these.
     least = sum(row.difference or 0 for row in parameters) * MIN_LEADING
     if lead.site and lead.site.category in FOLLOWING and least >= (lead.difference or 0):
         grown.sort(key=lambda row: row not in parameters)
@@ -231,8 +231,9 @@ def _row_key(row: BreakdownRow) -> SiteKey:
 def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> list[_LineGrowth]:
     """Return how much each source line grew, the largest growth first; [] without baseline lines.
 
-    A line that is gone matches the most similar new line of the same function: it was edited. A
-    baseline lists only its largest lines, so it is unknown whether a smaller line grew.
+    A baseline's line that no longer exists is compared with the most similar new line of the same
+    function, as its edited form. A baseline lists only its largest lines, so it is unknown whether
+    a smaller line grew.
     """
     if not baseline:
         return []

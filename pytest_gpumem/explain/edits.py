@@ -32,7 +32,7 @@ MAX_BLOCKS: Final = 500
 """maximum number of blocks whose call stacks are read, the largest first"""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 MAX_NAMED: Final = 3
-"""edits that a note names"""
+"""maximum number of edits that a note names"""
 _COMMON: Final = frozenset({"self", "torch", "list", "dict", "tuple", "set", "for", "in", "of"})
 """names that are too common to link a line to a growth"""
 _MADE: Final = {"parameters", "buffers", "gradients", "optimizer state"}

@@ -45,11 +45,11 @@ class ExplainPolicy:
     def records(self, spec: MemorySpec, *, predicted: bool) -> bool:
         """Return whether a test is recorded in its first run, to show why that run failed.
 
-        Where memory is predicted, a recording is cheap (benchmarks/speed/attribution.py), and the
-        range of the peaks is computed from it. Where kernels run, the cost of a recording has not
-        been measured, so a failed test runs once more to be recorded. With a JSON report every test
-        is recorded: figures that pass may become a new baseline, and the report has all that an
-        update would have written.
+        On the virtual GPU (``predicted``) a recording is cheap (benchmarks/speed/attribution.py),
+        and the range of the peaks is computed from it. On a real GPU the cost of a recording has
+        not been measured, so a failed test runs once more to be recorded. With a JSON report every
+        test is recorded: figures that pass may become a new baseline, and the report has all that
+        an update would have written.
         """
         reported = self.reporting and self.attribution == "auto"
         return predicted or reported or self.explains(spec)
@@ -66,8 +66,8 @@ class ExplainPolicy:
         """Return whether a test's peaks are explained, once the test is judged.
 
         Peaks that are too high are explained, and peaks that ``gpumem accept`` may write later:
-        those of tests that failed by their figures, and, if the run is recorded anyway, all that an
-        update would write. A test that passes is not run again for this.
+        those of tests that failed because of their figures, and, if the run is recorded anyway, all
+        that an update would write. A test that passes is not run again for this.
         """
         if (self.attribution == "auto" or self.snapshots is not None) and too_much(results):
             return True

@@ -126,7 +126,7 @@ def fresh_optimizer(analyzed: AnalyzedPeak) -> str:
 
 
 def peak_with(analyzed: AnalyzedPeak, late: Iterable[Block]) -> int:
-    """Return the step's peak if these blocks were alive from its beginning."""
+    """Return what the peak would be with these blocks allocated from the first call or pass on."""
     times = analyzed.device.history.times
     first_call = min((call.start for call in analyzed.device.calls.outermost()), default=_INFINITY)
     first_pass = min((running.start for running in analyzed.device.passes), default=_INFINITY)
@@ -215,7 +215,7 @@ def earlier_activations(analyzed: AnalyzedPeak) -> list[tuple[Call, list[Block]]
 def kept_graphs(analyzed: AnalyzedPeak) -> str:
     """Return a hint on activations of earlier forwards that no backward frees; "" without any."""
     held = [(call, blocks) for call, blocks in earlier_activations(analyzed) if call.grad]
-    # A tagged output can be kept without its graph; inner activations cannot.
+    # A module's output, which has a tag, can be kept without its graph; inner activations cannot.
     number = Counter(
         call.path
         for call, blocks in held

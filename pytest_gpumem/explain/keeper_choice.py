@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import ExtraBlocks
 
 MAX_STATES: Final = 20_000
-"""(number, bytes) states that a search visits before it gives up"""
+"""number of (number of blocks, bytes) states after which a search gives up"""
 MAX_UNSPLIT: Final = MIB
 """bytes by which blocks of equal requests may differ: the allocator splits off no smaller
 remainder"""
@@ -29,7 +29,7 @@ MAX_OTHERS: Final = 0.75
 """where sizes do not decide, a keeper is certain if the blocks of all others make up at most this
 share of the growth"""
 MAX_ALIKE: Final = 3
-"""keepers that are named together if any of them may have made the growth"""
+"""maximum number of keepers that are named together if any of them may have made the growth"""
 
 
 class KeptBlock(NamedTuple):
@@ -55,9 +55,9 @@ class NamedKeeper(NamedTuple):
 def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper]:
     """Return the keepers that caused the growth of one line.
 
-    If sizes do not decide, prefer blocks that earlier steps allocated: without the growth, the peak
-    has blocks of the set-up and of its own step as well. If that does not decide either, up to
-    three names are joined: "x or y".
+    If sizes do not decide, prefer blocks that earlier steps allocated: blocks of the set-up and of
+    the peak's own step are there without a growth, too. If that does not decide either, up to three
+    names are joined: "x or y".
     """
     every = range(len(blocks))
     earlier = [at for at in every if blocks[at].earlier]

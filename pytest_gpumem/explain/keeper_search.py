@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from pytest_gpumem.source_lines import Line
 
 MAX_BLOCKS: Final = 100
-"""blocks of one line to look up, the oldest first"""
+"""maximum number of blocks of one line to look up, the oldest first"""
 CYCLES: Final = "reference cycles that Python's garbage collector has not freed yet"
 Identity = tuple[int, str, int]
 """requested bytes, user file and user line of an allocation"""
 
 
 class _Candidate(NamedTuple):
-    """A block alive at the peak, on a line that has more blocks than in the baseline."""
+    """A block alive at the peak, on a line in ``extra`` (see :class:`KeeperSearch`)."""
 
     key: SiteKey
     """the source line and category whose growth the block may belong to; the category is "" where
@@ -88,7 +88,7 @@ class KeeperSearch:
         """Prepare the search for the keepers of ``extra`` blocks.
 
         ``extra`` has, for each line, how many more blocks it has at the analyzed peak than in the
-        baseline.
+        baseline; for a peak over a limit, how many blocks each of its largest lines has.
         """
         self._extra = extra
         self._device = analyzed.device.index
@@ -184,7 +184,7 @@ class KeeperSearch:
 
     @property
     def has_moments(self) -> bool:
-        """Whether a block is alive at a moment around the peak, when its keepers can be found."""
+        """Whether a block is alive at a moment next to the peak, where its keeper can be found."""
         return any(self._at_moment.values())
 
     def at_moment(self, recording: Recording) -> None:

@@ -25,7 +25,7 @@ _ENDS: Final = frozenset("()[]{},=:")
 """tokens that end an argument; a change is shown as whole arguments"""
 NO_EDITS: Final = Edits()
 MAX_ARGUMENT_LENGTH: Final = 60
-"""characters of a changed argument; a longer change is shown as the whole line"""
+"""maximum number of characters of a changed argument; for a longer one the whole line is shown"""
 
 
 def explain_growth(
@@ -70,7 +70,7 @@ def lead_of(
 
 def _edit_lead(edit: Edit, edits: Edits) -> Lead:
     sentence = f"{edit.path}:{edit.line} {edit_words(edit.old, edit.new)}"
-    if edits.number > 1:  # another edit may be the cause: only runs without it show that
+    if edits.number > 1:  # another edit may be the cause: gpumem blame finds out
         sentence += f" (the nearest of {edits.number} edits)"
     elif not edits.number:  # git may hide other edits, as in a shallow clone
         sentence += " (other edits are not known)"

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording.allocator_log import Block
 
 MAX_REQUESTS: Final = 30
-"""requests to report: the last ones, which made the peak"""
+"""maximum number of requests to report: the last ones, which made the peak"""
 MAX_PLACES: Final = 2
-"""source lines of live blocks to name"""
+"""maximum number of source lines of live blocks to name"""
 
 
 def segment_requests(

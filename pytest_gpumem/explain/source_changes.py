@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_NEW_FILES: Final = 50
-"""untracked files to read; if there are more, none is read"""
+"""maximum number of untracked files to read; if there are more, none is read"""
 _HUNK: Final = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
 
 

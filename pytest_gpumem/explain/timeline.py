@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 MAX_POINTS: Final = 400
 """maximum number of stretches of a timeline: of each, the point with the highest level is drawn"""
 COURSE_POINTS: Final = 40
-"""levels of a course; few, as a baseline file has them on one line"""
+"""maximum number of levels in a course, a step's memory over time; few, as a baseline file has them
+on one line"""
 
 
 def drawn_timeline(
@@ -27,7 +28,7 @@ def drawn_timeline(
     foreign_reserved: int,
     line_of: Callable[[Block], str],
 ) -> Timeline:
-    """Return the timeline around a peak.
+    """Return the timeline of a step or a part, with its peak.
 
     ``deltas`` are the bytes that each event adds to each category. ``foreign_reserved``,
     the bytes reserved for memory that is not the step's, is not drawn.

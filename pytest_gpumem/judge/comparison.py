@@ -41,7 +41,7 @@ class Limit(NamedTuple):
 
     @property
     def strict(self) -> bool:
-        """Whether the limit itself is not allowed; ``nbytes`` is the largest allowed figure."""
+        """Whether a figure equal to the limit fails; ``nbytes`` is the largest allowed figure."""
         return self.relation is not None and self.relation.name == "less_than"
 
     def __str__(self) -> str:

@@ -620,7 +620,10 @@ def _less_or_larger(limit: Limit, nbytes: int, use_less: str) -> str:
 
 
 def _use_less(case: Judged, device: int) -> str:
-    """Return how to lower a device's peak: keep less if most of it was retained, else use less."""
+    """Return how to lower a device's peak: keep less memory, or else use less.
+
+    Keep less if most of the peak is garbage, memory of earlier forward passes, or uncategorized.
+    """
     if case.measurement.garbage * 2 > case.measurement.peak_allocated:
         return KEEP_LESS
     for attribution in case.measurement.attributions[device : device + 1]:

@@ -123,7 +123,7 @@ class Result:
 
     @property
     def device_over_limit(self) -> int | None:
-        """The index of the device on which the test exceeded a limit; None if it exceeded none."""
+        """The index of the device that ran out of memory or exceeded a limit; None if none did."""
         oom = self.measurement.out_of_memory if self.measurement else None
         if oom is not None:
             return oom.device_index

@@ -27,7 +27,8 @@ OUTSIDE: Final = 576 * MIB
 sizes its cache: kernels that are loaded at their first run. Measured: 0.24 to 0.51 GiB on an H100,
 0.34 GiB on an A100"""
 OUTSIDE_OF_SEVERAL: Final = 2304 * MIB
-"""the same for each of several GPUs, with NCCL's buffers. Measured: 2.06 to 2.13 GiB on H100s"""
+"""the same bound for each of several GPUs, with NCCL's buffers. Measured: 2.06 to 2.13 GiB on
+H100s"""
 GRAPH: Final = (200 << 10, 1350 << 10)
 """lower and upper bound in bytes of the additional memory that each CUDA graph uses on a real GPU.
 Measured: 0.23 MiB on an L4, 0.33 to 0.96 MiB on an H100, 1.3 MiB on an A100"""

@@ -141,7 +141,7 @@ def own_garbage_only() -> Iterator[None]:
     or later, a step's peak changes.
     """
     gc.freeze()
-    begin_count()  # fast: everything is frozen
+    begin_count()  # its collection is fast: everything is frozen
     try:
         yield
     finally:
@@ -151,8 +151,8 @@ def own_garbage_only() -> Iterator[None]:
 def collect_all() -> None:
     """Collect all garbage inside :func:`own_garbage_only`, including objects made before it.
 
-    pytest creates a test's instance when it collects tests, so before the block: tensors that a run
-    of the test stored in the instance are freed only with it.
+    pytest creates a test's instance during test collection, which is before the block. Tensors that
+    a run of the test stored in the instance are freed only with the instance.
     """
     gc.unfreeze()
     collect_garbage()

@@ -103,7 +103,7 @@ class Measuring:
 
     @property
     def measurement(self) -> Measurement:
-        """The whole record.
+        """The block's measurement, with all figures and notes.
 
         Raises:
             GpuMemError: the block has not ended.

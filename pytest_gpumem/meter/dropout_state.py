@@ -1,8 +1,9 @@
 """Replaces cuDNN's dropout state of recurrent networks, so that each test creates its own.
 
 PyTorch creates a device's state (some 4 MiB) at the first recurrent network with dropout, and
-caches it for the life of the process. For later tests it would be foreign memory: their peaks would
-be lower than alone. So the first such network of each test gets a new state.
+caches it for the life of the process. For later tests it would be foreign memory, which is not
+counted: their peaks would be lower than alone. So the first such network of each test gets a new
+state.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def empty_pinned_cache() -> None:
 
 
 class PinningLoops:
-    """Counts DataLoader's pinning threads: how many batches they pin ahead depends on timing."""
+    """Counts DataLoader's pinning threads: with them, peak pinned memory depends on timing."""
 
     def __init__(self) -> None:
         self.begun = 0

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Isolation:
-    """Divides devices' memory into the step's own, foreign memory, and plugs in foreign segments.
+    """Divides devices' memory into the step's own, foreign memory, and plugs.
 
-    The step's figures are the allocator's, less foreign memory and plugs. Lists have one item per
-    device.
+    Plugs are blocks that fill the free memory of foreign segments. The step's figures are the
+    allocator's, less foreign memory and plugs. Lists have one item per device.
     """
 
     def __init__(self, devices: range) -> None:
@@ -32,7 +32,7 @@ class Isolation:
         self.initial_foreign = [NOTHING] * len(devices)
         """foreign memory when the step began, without plugs"""
         self.kept_foreign = list(self.initial_foreign)
-        """foreign memory that is still allocated, including what the step has freed"""
+        """foreign memory that is still allocated, including blocks that only pins keep"""
         self.returned: set[tuple[int, int]] = set()
         """(device, address) of foreign blocks that were freed to the allocator"""
         self._pins = Pins(devices, ())
@@ -69,7 +69,7 @@ class Isolation:
         return list(map(minus, self.kept_foreign, released))
 
     def separate(self, *, count_held: bool) -> None:
-        """Treat the memory held now as foreign; the devices must be settled.
+        """Treat the memory held now as foreign; unused memory must have been released.
 
         With ``count_held``, the memory held now belongs to the step instead.
         """
@@ -114,7 +114,7 @@ class Isolation:
         return not VIEW.backend.lists_blocks or not FINDER.remembers(self.blocks())
 
     def settle(self) -> bool:
-        """Settle the devices, and fill the free blocks of foreign segments again.
+        """Release the devices' unused memory, and fill the free blocks of foreign segments again.
 
         Returns:
             whether foreign memory that the step had freed was returned to the devices.
@@ -162,7 +162,10 @@ class Isolation:
         return before != self.kept_foreign
 
     def see_lost(self) -> bool:
-        """Stop subtracting unpinned foreign memory that was freed; return whether there was any."""
+        """Subtract freed blocks from the foreign memory; return whether there were any.
+
+        Pins do not keep these blocks: the step may use their memory.
+        """
         if not self._pins.any_loose:
             return False
         lost = self._pins.lose(self.blocks())

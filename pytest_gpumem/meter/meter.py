@@ -1,4 +1,7 @@
-"""Measure one step: settle, reset the peaks, run, read; the same on a real and a virtual GPU."""
+"""Measure one step: settle, reset the peaks, run, read; the same on a real and a virtual GPU.
+
+To settle is to release unused memory: garbage, cuBLAS workspaces, and PyTorch's caches.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +73,8 @@ class Meter:
     Foreign memory is not counted: a figure is the allocator's, less the memory of earlier tests.
 
     The allocator's peak statistics are global. To get separate figures (for a part of a test, or a
-    fixture's set-up), the meter *folds*: it adds the peaks so far to every open tally, and resets
-    them.
+    fixture's set-up), the meter *folds*: it raises every open tally to the peaks so far, and resets
+    the peaks.
     """
 
     def __init__(
@@ -228,7 +231,7 @@ class Meter:
         return result
 
     def note(self) -> None:
-        """Add the peaks so far to every open tally, unless a nested meter is counting."""
+        """Raise every open tally to the peaks so far, unless a nested meter is counting."""
         if self not in ACTIVE[:-1]:
             with Uncounted():
                 self._note()
@@ -268,7 +271,7 @@ class Meter:
             self.steps.stepped(optimizer)
 
     def fold(self) -> None:
-        """Add the peaks so far to every open tally, and reset the allocators' peaks."""
+        """Raise every open tally to the peaks so far, and reset the allocators' peaks."""
         with Uncounted():
             (ACTIVE or [self])[-1].note()
             reset_peaks(self.devices)
@@ -279,7 +282,7 @@ class Meter:
         self._use.forget()
 
     def _resume(self, held: Sequence[Held], inner: Tally) -> None:
-        """Resume after a nested meter, adding its peaks to the memory held before it."""
+        """Resume after a nested meter: count its peaks on top of the memory held before it."""
         self._forget_peaks()
         for tally in self._open:
             tally.raise_to(inner.highest.on_top_of(held))
@@ -422,8 +425,9 @@ class Meter:
     ) -> None:
         """Restart from the memory held now: after a warm-up, or to run the step again.
 
-        ``record`` starts a recording, which calls ``at_moment`` at each moment. ``reused`` are
-        fixtures' blocks that count as the step's, although an earlier run allocated them.
+        ``record`` starts a recording, which calls ``at_moment`` at the start and the end of each
+        module call, backward pass and optimizer step. ``reused`` are fixtures' blocks that count as
+        the step's, although an earlier run allocated them.
         """
         collect_all()
         NODE_NUMBERS.begin()

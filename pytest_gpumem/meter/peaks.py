@@ -1,7 +1,7 @@
 """Tally the highest memory so far of a step, or of a part of it, from allocator statistics.
 
-A recording's log gives the same peaks (all 43 of the examples, to the byte), and also the blocks
-held at the time. Tallies are still needed: a first run on a real GPU is not recorded, a recorded
+A recording's log gives the same peaks (to the byte, in all 43 examples), and also the live blocks
+at that time. Tallies are still needed: a first run on a real GPU is not recorded, a recorded
 step takes longer (benchmarks/results/attribution-virtual.txt), the log ends after MAX_EVENTS, and
 it has no pinned memory.
 """
@@ -32,8 +32,8 @@ MIN_SHARE: Final = 1000
 class Held(NamedTuple):
     """What one device holds at a moment, or the highest of each figure in a stretch of a step.
 
-    A new figure is a field here, read in ``meter/reading.py``: it is added, subtracted and compared
-    with the others.
+    To measure another figure, add a field here and read it in ``meter/reading.py``: :func:`plus`,
+    :func:`minus` and :func:`maximum` combine all fields.
     """
 
     allocated: int = 0

@@ -43,7 +43,7 @@ class _Pin(NamedTuple):
 
     storage: UntypedStorage
     plug: Plug
-    """the block as a plug: once the step has freed it, the test's code sees it as free"""
+    """the record that makes the block look free to the test's code, once the step has freed it"""
 
 
 class Pins:
@@ -60,7 +60,7 @@ class Pins:
         self._loose: dict[BlockKey, int] = {}
         """bytes of each block that could not be pinned: no Python object refers to it"""
         self._lost = 0
-        """bytes of unpinned blocks that were freed"""
+        """bytes of foreign blocks that pins did not keep: unpinned, or with a resized storage"""
         self.ranges: list[tuple[int, int, int]] = []
         """(device, start, end) of each foreign segment, or of each page of an expandable segment"""
         if not foreign:
@@ -71,7 +71,7 @@ class Pins:
                 device, address, size = segment["device"], segment["address"], segment["total_size"]
                 pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
                 blocks: dict[BlockKey, Plug] = {}
-                """the allocated blocks, as plugs: they make freed blocks look free to the step"""
+                """the allocated blocks, each with its plug (see ``_Pin``)"""
                 begin = address
                 for block in segment["blocks"]:
                     nbytes, place = block["size"], (device, begin)
@@ -88,7 +88,7 @@ class Pins:
                 if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):
                     plugs |= blocks
                 # Blocks of a private pool are not pinned: the pool serves no other requests, and
-                # compiled graphs check use counts.
+                # compiled graphs check their storages' use counts, which a pin would raise.
                 else:
                     self._loose.update((place, plug.size) for place, plug in blocks.items())
             for place, tensor in FINDER.tensors_at(plugs):
@@ -198,7 +198,9 @@ class Pins:
     # -- blocks that could not be pinned --
 
     def lose(self, live: Mapping[BlockKey, int]) -> list[int]:
-        """Return the bytes per device of unpinned blocks that were freed since the last call.
+        """Return the bytes per device of foreign blocks that pins did not keep since the last call.
+
+        These are unpinned blocks that were freed, and pinned blocks whose storage was resized.
 
         ``live`` has the bytes of each allocated block by (device, address).
         """
@@ -264,7 +266,7 @@ def has_gaps(segments: Sequence[dict[str, Any]]) -> bool:
 
 
 class _Finder:
-    """Finds the tensors in blocks, and caches them: a suite's next test has the same ones."""
+    """Finds the tensors in blocks, and caches them: the next test has most of the same blocks."""
 
     def __init__(self) -> None:
         self._known: dict[BlockKey, list[TensorWeakRef]] = {}

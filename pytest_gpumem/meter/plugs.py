@@ -147,7 +147,7 @@ class Plugs:
 
 
 class GraphWorkspaces:
-    """The cuBLAS workspaces that a live CUDA graph may write to, after PyTorch has freed them.
+    """The cuBLAS workspaces that PyTorch has freed, but that a live CUDA graph may still write to.
 
     Their blocks stay allocated as long as such a graph lives, so that a replay writes to no other
     test's memory. They belong to the test, or the fixture, that captured the graph.

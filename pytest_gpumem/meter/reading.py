@@ -21,7 +21,8 @@ Stats = dict[str, Any]
 class Reading:
     """The figures of all measured devices at one moment; each tuple has one item per device.
 
-    Figures named ``own_...`` are the step's: the allocator's, less foreign memory and plugs.
+    Figures named ``own_...`` are the step's: the allocator's, less foreign memory (of earlier
+    tests, say) and the plugs that fill the free blocks of its segments.
     """
 
     held: tuple[Held, ...]

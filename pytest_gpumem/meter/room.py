@@ -30,7 +30,10 @@ class Room:
 
     @property
     def capacity(self) -> int:
-        """Bytes that the step may reserve on each device: the cap, else all that is free for it."""
+        """Bytes that the step may reserve on each device.
+
+        They are the cap; without one, what the step has reserved plus the device's free memory.
+        """
         if self._limit is not None:
             return self._limit
         free = [VIEW.backend.memory_info(device)[0] for device in self._isolation.devices]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StepRecording:
-    """The recorder of a step; if none is running, methods that do not start one do nothing."""
+    """The recorder of a step; if none is running, only ``start`` and ``of_block`` do anything."""
 
     def __init__(self, plugs: Plugs) -> None:
         self._plugs = plugs
@@ -27,7 +27,8 @@ class StepRecording:
     def start(self, at_moment: Callable[[Recording], None] | None = None) -> None:
         """Start a new recording in place of the old one, if the allocator records its history.
 
-        ``at_moment`` is called with the recording so far at each moment.
+        ``at_moment`` is called with the recording so far at the start and the end of each module
+        call, backward pass and optimizer step.
         """
         self.abandon()  # an error may have left the old one running
         if VIEW.backend.records:
@@ -54,7 +55,7 @@ class StepRecording:
         return self._recorder.known(blocks) if self._recorder else dict.fromkeys(blocks, ())
 
     def reuse(self, known: Known) -> None:
-        """Add an earlier run's blocks, with the tensors that its recording saw in them."""
+        """Record that the step uses, from now on, blocks that an earlier run allocated."""
         if self._recorder is not None:
             self._recorder.reuse(known)
 
@@ -69,7 +70,7 @@ class StepRecording:
 
     @contextmanager
     def of_block(self, tally: Tally) -> Iterator[None]:
-        """Store a recording in the block's tally: the running one, or else one of the block."""
+        """Store a recording in the block's tally: the running one so far, else a new one."""
         if self.is_running:
             yield
             tally.recording = self.so_far()

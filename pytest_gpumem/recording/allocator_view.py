@@ -79,7 +79,7 @@ class Plug(NamedTuple):
     pool: str
     """the allocator's pool: ``"small_pool"`` or ``"large_pool"``"""
     fills: bool
-    """whether the plug fills a whole free block; otherwise the rest of that block stays free"""
+    """whether the plug fills a free block, or the last part of one, so that there is one less"""
     requested: int = -1
     """bytes that were requested; -1 if as many as ``size``"""
     split: bool = True

@@ -3,8 +3,8 @@
 A collection starts after a number of allocated objects, and frees the tensors in reference cycles.
 If this package's own objects counted too, the peak of a test that leaves tensors in cycles would
 depend on whether a test before it has already made the objects that are made only once: with only a
-full collection at the start, 6 of 12 such tests had another peak in the reverse order, by 1 to
-8 MiB.
+full collection at the start, the peaks of 6 of 12 such tests changed by 1 to 8 MiB when the tests
+ran in reverse order.
 
 So inside :class:`Uncounted` no collection starts, and at its end the collector's count is what it
 was at its start.
@@ -27,8 +27,8 @@ STOCK: Final = 20_000
 MAX_TUPLE_LENGTH: Final = 20
 """freed tuples with fewer elements go to CPython's free lists, for reuse"""
 REUSED: Final = 80
-"""least number of freed lists, of dicts, and of tuples of each length that CPython's free lists
-keep"""
+"""number of lists, of dicts, and of tuples of each length to free, for CPython's free lists: these
+keep at least so many of each"""
 
 
 class _Spare:

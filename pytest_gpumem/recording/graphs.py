@@ -30,11 +30,11 @@ PUSHED: Final = Patch(
     versions="torch 2.6 to 2.9",
 )
 MAX_NODES: Final = 100_000
-"""nodes to visit in one graph"""
+"""maximum number of nodes to visit in one graph"""
 MAX_PACKED: Final = 500
-"""objects to visit among those that one saved tensor's hooks keep"""
+"""maximum number of objects to visit among those that one saved tensor's hooks keep"""
 MAX_DEPTH: Final = 8
-"""references to follow from a hook to the objects that it keeps"""
+"""maximum number of references to follow from a hook to the objects that it keeps"""
 
 
 def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:

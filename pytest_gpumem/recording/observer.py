@@ -59,7 +59,10 @@ class Observer:
     def __init__(
         self, recording: Recording, at_moment: Callable[[Recording], None] | None = None
     ) -> None:
-        """Store the recording, and ``at_moment``, which is called at each of its moments."""
+        """Store the recording, and ``at_moment``, which is called at each moment.
+
+        A moment is the start or the end of a module call, a backward pass or an optimizer step.
+        """
         import torch
 
         self._recording = recording

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_DEPTH = 8
-"""nesting of wrappers; ends the recursion for a class that flattens to itself"""
+"""maximum nesting of wrappers; ends the recursion for a class that flattens to itself"""
 
 
 def place_of(tensor: Tensor) -> tuple[int, int]:

@@ -27,7 +27,7 @@ class Recorder:
     """Records from ``start`` to ``stop``."""
 
     def __init__(self, at_moment: Callable[[Recording], None] | None = None) -> None:
-        """Store ``at_moment``, which is called at each of the recording's moments."""
+        """Store ``at_moment``, which is called when a module call, pass or step begins or ends."""
         self._at_moment = at_moment
         self._recording = Recording()
         self._stack = ExitStack()

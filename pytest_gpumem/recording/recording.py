@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _INFINITY: Final = float("inf")
 MOMENT: Final = 5
-"""list elements per moment"""
+"""number of list elements per moment: the start or the end of a module call, pass or step"""
 
 
 class Tag(NamedTuple):
@@ -121,7 +121,7 @@ class Recording:
     device_type: str = "cuda"
     """the type of the measured devices"""
     capability: tuple[int, int] = (0, 0)
-    """the first device's compute capability; (0, 0) of another accelerator than CUDA"""
+    """the first device's compute capability; (0, 0) for an accelerator other than CUDA"""
     snapshot: dict[str, Any] = field(default_factory=dict)
     """the backend's snapshot at the end"""
 

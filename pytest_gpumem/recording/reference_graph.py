@@ -21,10 +21,10 @@ MOST: Final = 0.9
 """If a child keeps at least this share of the bytes that its parent keeps, the child is the holder
 rather than the parent."""
 MAX_OTHERS: Final = 2
-"""other holders that are named besides the first one"""
+"""maximum number of holders that are named besides the first one"""
 MAX_SEPARATE_PARTS: Final = 2
-"""parts of an object that are named one by one; if more keep the same blocks, the object is
-named"""
+"""maximum number of an object's parts that are named one by one; if more keep the same blocks, the
+object is named"""
 
 Key = int | tuple[Any, int]
 """an object's id, a block's device and address, or any other key that the graph's builder uses"""
@@ -270,9 +270,9 @@ class ReferenceGraph:
         others: list[Group] = []
         removed = {group.path[-1]}
         # Two kinds of local variables do not count as other holders, because they are released in
-        # the next iteration or when their function returns: variables for a part of what the holder
-        # keeps, such as a loop's for the last element, and variables for a tensor itself, such as
-        # the last loss.
+        # the next iteration or when their function returns: variables that refer to a part of what
+        # the holder keeps, such as a loop variable to the last element, and variables that refer to
+        # a tensor itself, such as the last loss.
         inner = self.all_below(removed)
         while len(others) < MAX_OTHERS:
             sources = [

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     """device and address of a storage"""
 
 MAX_OBJECTS: Final = 200_000
-"""objects and graph nodes to find before the search is cut short; a count, not a time, so that the
-result does not depend on the machine's speed"""
+"""number of objects and graph nodes after which the search is cut short; with a time limit the
+result would depend on the machine's speed"""
 MAX_LEVELS: Final = 100
 """maximum number of objects between a tensor and a name: each level scans all references of the
 process"""
 FEW: Final = 40
 """number of objects up to which ``gc.get_referrers`` is faster than scanning chunks"""
 CHUNK: Final = 500
-"""objects whose references are scanned together"""
+"""number of objects whose references are scanned together"""
 MAX_GROUPS: Final = 50
 """maximum number of groups to build; the largest of these are reported"""
 MAX_HOLDERS: Final = 5
@@ -241,7 +241,7 @@ class _Search:
     def _climb(self, level: list[object]) -> None:
         """Find all objects that refer to those in ``level``, directly or through other objects.
 
-        The search ends at objects that give names, and passes over those of pytest.
+        The search ends at objects that give names, and skips those of pytest and this package.
         """
         passed: set[int] = set()
         for _ in range(MAX_LEVELS):
@@ -376,7 +376,7 @@ class _Search:
         return shared_words(words_of(self._python_part(path)) for path in self._paths(group))
 
     def _others_of(self, group: Group) -> tuple[str, ...]:
-        """Describe a group's other holders; leave out the name if it is the group's own."""
+        """Describe a group's other holders, without a name that equals the group's name."""
         return tuple(
             ", ".join(self._words(other)) if other.name == group.name else self._text(other)
             for other in group.others

@@ -32,7 +32,7 @@ class HistorySettings(NamedTuple):
     stacks: str
     """which frames these events get: "python", or "all" for those of C++ too"""
     number: int
-    """events to keep"""
+    """maximum number of events to keep"""
     skipped: tuple[str, ...]
     """actions of the events that the history leaves out"""
     arguments: tuple[Any, ...]
@@ -93,7 +93,7 @@ class SharedHistory:
         self._test_start = 0
         """when the test's code switched its history on, in microseconds since 1970"""
         self._lost: list[list[Event]] = []
-        """by device: the test's events that the real history has lost"""
+        """by device: the test's events that restarts have dropped from the real history"""
         self._hidden_times: list[tuple[int, int]] = []
         """microseconds since 1970: start and end of each stretch of work for the measurement"""
 

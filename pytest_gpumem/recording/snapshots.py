@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ENDING: Final = ".pickle"
 VIEWER: Final = "https://pytorch.org/memory_viz"
 MAX_NAME_LENGTH: Final = 180
-"""characters before the ending; file systems allow 255 bytes"""
+"""maximum number of characters before the ending; file systems allow 255 bytes"""
 _PLAIN = re.compile(r"\w[\w./]*(::\w+)+(\[[\w.,=+-]*\])?", re.ASCII)
 """nodeids that map to a unique file name without a hash"""
 

@@ -140,7 +140,7 @@ def _of_function(path: Sequence[object], at: int) -> tuple[int, list[str]]:
     kind = "closure" if child is function.__closure__ else "default argument"
     place = f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"
     words = [f"{kind} of {function.__qualname__}, {place}"]
-    # Skip the tuple of its cells or defaults.
+    # Skip the function's tuple of cells, or its tuple or dict of defaults.
     return at + 1 + isinstance(child, (tuple, dict)), words
 
 

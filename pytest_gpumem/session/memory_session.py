@@ -147,8 +147,8 @@ class MemorySession:
 def _explain_values(run: Run, error: BaseException) -> None:
     """Add to a test's error that values which the virtual GPU did not compute may be its cause."""
     own, values = isinstance(error, GpuMemError), run.device.values
-    # Tests and libraries reject values with these classes; PyTorch rejects sizes with a
-    # RuntimeError.
+    # Tests and libraries raise these errors for wrong values; PyTorch raises a RuntimeError for
+    # wrong sizes.
     kinds: tuple[type, ...] = (AssertionError, ValueError, ArithmeticError, LookupError)
     if "pytest" in sys.modules:  # not in gpumem run
         kinds += (sys.modules["pytest"].fail.Exception,)

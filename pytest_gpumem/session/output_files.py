@@ -47,8 +47,8 @@ class Output(NamedTuple):
         """Render a report, in pieces of text.
 
         The renderer gets only the arguments that it has parameters for: ``created`` is the report's
-        time for programs, "2026-11-21T15:06:07Z"; ``when`` is the same for readers; ``json_name``
-        is the path of the JSON report from this file's folder.
+        time for programs, "2026-11-21T15:06:07Z"; ``when`` is the same time for readers;
+        ``json_name`` is the JSON report's path, relative to the folder of the rendered file.
         """
         render = resolve_name(f"pytest_gpumem.{self.renderer}")
         options = {"created": created, "when": when, "json_name": json_name}

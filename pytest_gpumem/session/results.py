@@ -48,7 +48,7 @@ class SessionResults:
         self.hidden_skips: dict[str, HiddenSkip] = {}
         """tests, and whole files, that were skipped because no GPU was visible, by nodeid"""
         self._own_outcomes: dict[str, dict[str, OwnOutcome]] = {}
-        """how tests ended by their own error or skip, by nodeid and phase"""
+        """phases of tests that the tests' own code failed or skipped, by nodeid and phase"""
         self.lost: list[str] = []
         """nodeids of tests whose pytest-xdist worker crashed"""
         self._problems: list[str] = []
@@ -114,12 +114,12 @@ class SessionResults:
             self._unread[nodeid] = data, expected
 
     def add_own(self, when: str, outcome: OwnOutcome) -> None:
-        """Add how a marked test's own code ended one of its phases."""
+        """Add a phase of a marked test that the test's own code failed or skipped."""
         self._own_outcomes.setdefault(outcome.nodeid, {})[when] = outcome
 
     @property
     def own_outcomes(self) -> list[OwnOutcome]:
-        """How tests ended by their own error or skip, in the order in which they ended."""
+        """The phases of tests that the tests' own code failed or skipped, in order."""
         return [outcome for phases in self._own_outcomes.values() for outcome in phases.values()]
 
     @property

@@ -408,7 +408,7 @@ OUTPUTS: Final[tuple[Output, ...]] = tuple(
 
 
 def add_options_of_run(parser: argparse._ArgumentGroup) -> None:
-    """Add the plugin's options that ``gpumem run`` has, under its names for them."""
+    """Add the plugin's options that ``gpumem run`` has, under the names that they have there."""
     for option in OPTIONS:
         text = (option.text_of_run or option.text).replace("`", "").replace("%", "%%")
         flag = f"--{option.of_run}"

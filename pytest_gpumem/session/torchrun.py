@@ -136,7 +136,7 @@ class Exchange:
         self._file("began").unlink(missing_ok=True)
 
     def _wait(self, ready: Callable[[], bool], rank: int) -> None:
-        """Wait until ``ready()``, until ``rank`` has died, or until its time limit is over."""
+        """Wait until ``ready()``, until ``rank`` has died, or until the time limit is over."""
         began = time.monotonic()
         while not ready():
             waited = time.monotonic() - began

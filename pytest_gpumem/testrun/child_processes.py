@@ -62,7 +62,7 @@ def child_measurements(
         spec = MemorySpec(
             **{name: getattr(run.spec, name) for name in _LIMITS_OF_CHILDREN},
             tolerance=run.spec.tolerance,
-            baseline=run.spec.baseline and known_all,  # a killed process has no peaks
+            baseline=run.spec.baseline and known_all,  # a killed process reports no peaks
         )
         none = (Peak(0, 0),) * len(peaks)
         measured[part] = (

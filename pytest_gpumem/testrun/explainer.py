@@ -41,7 +41,8 @@ class Explainer:
     def records(self, spec: MemorySpec, *, predicted: bool) -> bool:
         """Return whether a test is recorded from the start.
 
-        On a ``predicted`` device it is: the ranges of its peaks are computed from the recording.
+        On the virtual GPU (``predicted``) it is: the ranges of its peaks are computed from the
+        recording.
         """
         return predicted
 
@@ -50,7 +51,7 @@ class Explainer:
         return False
 
     def of_children(self, root: Path) -> str:
-        """Return the class that explains child processes (``devices/children.py``); "" for none."""
+        """Return "module:class:folder" of what explains child processes; "" for none."""
         return ""
 
     def breakdown(self, recorded: Recorded) -> Breakdown | None:

@@ -150,7 +150,8 @@ class GpuMemory:
         """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.
 
         A part counts all memory of the test while the part runs. It has its own figures, budget and
-        baseline. A second block with the same name adds to the same part.
+        baseline. Blocks with the same name are one part: its peaks are the highest of all blocks,
+        and its limits and the memory that it holds at the end are those of the last block.
 
         Args:
             name: unique within the test's parts.
@@ -194,12 +195,13 @@ class GpuMemory:
         """Find the largest value for which ``step(value)`` fits.
 
         The limit is the test's ``max_gib`` or card, else the device's memory. Every probe runs on
-        a clean allocator, and the test's live tensors count. The answer ran and fitted; the next
-        value ran and did not fit. If probes show that a larger value fits although a smaller value
-        does not, the result says so. Probes do not count in the test's figures and baseline.
+        a clean allocator, and the test's live tensors count. The answer ran and fitted; unless the
+        search ended for another reason, the next value ran and did not fit. If probes show that a
+        larger value fits although a smaller value does not, the result says so. Probes do not count
+        in the test's figures and baseline.
 
         Args:
-            step: a function that takes one training step (two steps, if it makes its optimizer).
+            step: a function that takes one training step (two steps, if it creates the optimizer).
                 Its argument is any whole number, such as a batch size, a sequence length, a depth,
                 or the side of an image.
             start: the first value to try.
@@ -208,7 +210,7 @@ class GpuMemory:
             headroom: memory that must stay free: "5%" of the memory that a step may reserve,
                 "512MiB", or the larger of "5%, 512MiB".
             baseline: a name, unique within the test's parts. The answer then has a baseline, and
-                the test fails if a smaller value fits than before.
+                the test fails if the answer is smaller than in the baseline.
 
         Returns:
             the largest value, with its peak, all probes, and the reason why the search ended. The

@@ -52,7 +52,7 @@ class EndedTest(NamedTuple):
     recorded: Recorded | None = None
     """what its recording shows; None if it was not recorded, or the recording is still running"""
     error: BaseException | None = None
-    """the out-of-memory error that ended it"""
+    """the error that ended it: out of memory, or a server's refusal to start"""
     debugging: bool = False
     """whether a debugger needs the error's frames: then the body does not run again"""
     results: Sequence[Result] = ()

@@ -1,4 +1,4 @@
-"""Memory that a test leaves behind (``max_leak_mib``): judged once it has been torn down."""
+"""Judge the memory that a test has left after its tear-down (``max_leak_mib``)."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
 ) -> Result | None:
     """Return the result of a test that left too much behind; None if it did not.
 
-    A leaking test is run once more. With ``warmup`` the second run's leftover counts, as the first
-    run fills caches; otherwise a note says whether the second run leaks as well.
+    A leaking test is run once more, unless it left too much memory for a second run. With
+    ``warmup`` the second run's leftover counts, as the first run fills caches; otherwise a note
+    says whether the second run leaks as well.
     """
     assert whole.measurement is not None  # noqa: S101 - the caller has a measured test
     of_fixtures = (fixture.known for fixture in run.fixtures.used)
@@ -91,7 +92,7 @@ def judged_leak(  # noqa: PLR0913, PLR0917 - a test, its run, and all that came 
 def _leftover(
     runner: Runner, run: Run, excused: Collection[BlockKey], held_before: Sequence[int] = ()
 ) -> _Leftover:
-    """Return the memory left: bytes beyond ``held_before``, and blocks not in ``excused``."""
+    """Return what a test has left: bytes beyond ``held_before``, blocks not in ``excused``."""
     run.meter.release()
     held = runner.left_by(run)
     sizes = [

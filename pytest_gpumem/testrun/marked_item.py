@@ -43,7 +43,7 @@ class Attempt(NamedTuple):
 
 
 class MarkedItem(Protocol):
-    """The interface of a pytest item that running and judging a marked test needs."""
+    """The methods of a pytest item that running and judging a marked test needs."""
 
     @property
     def declared(self) -> bool:
@@ -63,8 +63,8 @@ class MarkedItem(Protocol):
     def finish_replaced(self, live: Collection[FixtureKey], outdated: Sequence[FixtureKey]) -> None:
         """Tear down the live instances of fixtures that this test replaces.
 
-        These are fixtures in ``live`` that have other parameters, and fixtures in ``outdated`` that
-        the test requests.
+        These are fixtures in ``live`` that the test requests with other parameters, and fixtures in
+        ``outdated`` that it requests.
         """
 
     def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:

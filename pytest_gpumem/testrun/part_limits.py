@@ -24,7 +24,7 @@ def bounds(parts: Mapping[str, Part], name: str) -> list[Bound]:
             reference = most(start, "reserved" if figure == "reserved" else "allocated")
         elif relation.part in parts:
             reference = parts[relation.part].figure(figure)
-        elif relation.part:  # the other part did not run this time
+        elif relation.part:  # no limit: the part that it depends on did not run
             continue
         else:
             reference = 0

@@ -82,7 +82,7 @@ class Pipeline:
         )
         self._after_verdict: tuple[Stage, ...] = (TimedPlansStage(runner), self._unknown_sizes)
         self._leak_recording: Recording | None = None
-        """the recording of a passed test with ``max_leak_mib``, until it is torn down"""
+        """the recording of a passed test with ``max_leak_mib``, until the test is torn down"""
 
     def finish(
         self, item: MarkedItem, error: BaseException | None, *, debugging: bool
@@ -106,7 +106,7 @@ class Pipeline:
         if not (is_short or is_refused) and (error is not None or unused):
             return []
         trouble = run.device.trouble()
-        if trouble is not None:  # this may have caused the out-of-memory error, too
+        if trouble is not None:  # it may also be what caused an out-of-memory error
             raise GpuMemError("this measurement", trouble, UNSUPPORTED_REMEDY) from error
         if error is None:
             return self._passed(item, run, ended)
@@ -117,10 +117,10 @@ class Pipeline:
     def finish_torn_down(self, item: MarkedItem, results: Sequence[Result]) -> list[Result]:
         """Judge the memory that a test left behind, after it has passed and been torn down.
 
-        A test that leaked runs again.
+        A test that leaked may run again (:func:`judged_leak`).
 
         Returns:
-            its results, with the leak in the whole test's; none if it did not leak.
+            the test's results, with a verdict on the leak for the whole test; none without a leak.
         """
         run = self._runner.run
         recording, self._leak_recording = self._leak_recording, None
@@ -151,7 +151,8 @@ class Pipeline:
             children=ended.children,
             servers=ended.servers,
         )
-        # End the recording before the stages run: replays read it, and a slope's runs replace it.
+        # End the recording before the stages run: ranges are computed from it, and the runs with
+        # other batch sizes would be added to it.
         runs_on = spec.batch_sizes is not None or is_replayed(run)
         if explainer.explains(spec) or (runs_on and run.meter.recording.is_running):
             test = test._replace(recorded=run.recorded(test.measured))
@@ -276,7 +277,7 @@ def unused_notes(run: Run, children: Sequence[Child], path: Path) -> list[Note]:
     """Return a note on a test that allocated nothing on its device; none if a child process did.
 
     Raises:
-        GpuMemError: it declares a limit, which would always pass.
+        GpuMemError: the test declares a limit, which would always hold.
     """
     if any(child.peaks for child in children):
         return []
@@ -291,7 +292,7 @@ def unused_notes(run: Run, children: Sequence[Child], path: Path) -> list[Note]:
 
 
 def unrecorded(result: Result) -> Result:
-    """Return the result of a test that allocated nothing, so that no command records a baseline."""
+    """Return a result without a baseline or a command to record one: the test allocated nothing."""
     notes = tuple(note for note in result.verdict.notes if note.kind is not NoteKind.RECORDED)
     # A server in a process of its own may have refused to start: that has other remedies.
     advice = result.verdict.advice if result.verdict.kind is Kind.NO_START else UNUSED_REMEDY

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.wide_fixture import WideFixture
 
 MAX_ERROR_LENGTH: Final = 200
-"""characters of an error's message that are shown"""
+"""maximum number of characters shown of an error's class and message"""
 MIN_LEFT: Final = MIB
 """smaller leftovers, such as RNG state, are ignored"""
 MAX_SHOWN: Final = 4
-"""with more processes on a device, a note gives only their maximum and sum"""
+"""with more processes on a device, a note gives only the maximum and the sum of their peaks"""
 
 
 def may_run_again(spec: MemorySpec) -> bool:
@@ -289,9 +289,9 @@ class Runner:
 
         A rank of torchrun is not run again: its collectives would wait for the other ranks.
 
-        ``record`` records the run; the recording calls ``at_moment`` at each of its moments.
-        ``uncapped`` lifts the limits, ``warm`` skips the warm-up, and ``inputs`` replaces the batch
-        size and the variant.
+        ``record`` records the run; the recording calls ``at_moment`` at the start and the end of
+        each module call, backward pass and optimizer step. ``uncapped`` lifts the limits, ``warm``
+        skips the warm-up, and ``inputs`` replaces the batch size and the variant.
         """
         if current_rank() is not None:
             yield Attempt(passed=False)

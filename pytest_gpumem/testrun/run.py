@@ -142,7 +142,7 @@ class Run:
             run._stack = stack.pop_all()
 
     def start(self) -> None:
-        """Settle, cap the device, and start counting."""
+        """Release unused memory, start counting, and cap the memory that the test may reserve."""
         self.meter.start()
         self._require_figures(self.spec)
         self.meter.room.cap(self.limit)
@@ -208,7 +208,7 @@ class Run:
         return _tightest(self.spec.bytes_of("max_gib"), card_bytes)
 
     def part(self, name: str, declared: dict[str, object]) -> AbstractContextManager[PartFigures]:
-        """Measure a named part; repeated names add to the same part."""
+        """Measure a named part; its peaks are the highest of all blocks with this name."""
         call = f"gpu_memory.measure({shown(name)}, "
         relations, limits_declared = read_relations(declared, self.parts, call)
         spec = spec_from_call(name, limits_declared, self.spec)
@@ -216,10 +216,10 @@ class Run:
         return self._part(name, spec, relations)
 
     def _require_figures(self, spec: MemorySpec) -> None:
-        """Refuse limits of figures that this PyTorch, device or system does not have.
+        """Refuse limits on figures that this PyTorch, device or system does not report.
 
         Raises:
-            DeviceError: a limit would always hold.
+            DeviceError: there is such a limit, which would always hold.
         """
         if spec.max_pinned_gib is not None:
             require_pinned_stats(f"max_pinned_gib={spec.max_pinned_gib!r}")
@@ -262,7 +262,7 @@ class Run:
         return self.meter.result(out_of_memory=out_of_memory, notes=notes)
 
     def part_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
-        """Return each part's spec and measurement, in the order of their first runs."""
+        """Return each part's spec and measurement, in the order in which the parts first ended."""
         return {
             name: (part.spec, self.meter.result(tally=part.tally))
             for name, part in self.parts.items()

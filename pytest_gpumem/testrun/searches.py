@@ -18,7 +18,7 @@ INHERITED: Final = ("card", "tolerance", "baseline", "devices", "world_size", "r
 def search_measurements(run: Run) -> dict[str, tuple[MemorySpec, Measurement]]:
     """Return each search's spec and measurement by the name of its baseline.
 
-    A search has none of the test's limits: the test itself is judged by them.
+    Of the test's limits a search has only the card: the test itself is judged by the others.
     """
     spec = MemorySpec(**{name: getattr(run.spec, name) for name in INHERITED})
     return {

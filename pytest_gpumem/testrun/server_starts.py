@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ServerStartsStage:
-    """Adds a server's figures to the measurement of its profiling run."""
+    """Adds servers' figures to the measurement of the profiling run, else of the whole test."""
 
     def applies(self, test: EndedTest) -> bool:
         """See :class:`Stage`."""
@@ -24,7 +24,7 @@ class ServerStartsStage:
     def __call__(self, test: EndedTest) -> EndedTest:
         """See :class:`Stage`."""
         spec = test.run.spec
-        # The test passed, so it expected a refusal.
+        # Leave out refused starts: the test passed, so it expected them.
         servers = tuple(start for start in test.servers if not start.refusal)
         if not servers and spec.min_cache_tokens is None:
             return test
@@ -40,7 +40,10 @@ class ServerStartsStage:
 
 
 def with_servers(measurement: Measurement, servers: tuple[ServerStart, ...]) -> Measurement:
-    """Return a measurement with a server's starts; a virtual GPU's get bounds of unknown memory."""
+    """Return a measurement with servers' starts.
+
+    On the virtual GPU each start gets bounds of the additional memory that a real GPU uses.
+    """
     if measurement.device.is_predicted:
         servers = tuple(with_unknown(start, len(servers)) for start in servers)
     return replace(measurement, servers=servers)

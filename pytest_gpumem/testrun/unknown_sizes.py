@@ -39,7 +39,7 @@ class UnknownSizesStage:
     def __call__(self, test: EndedTest) -> EndedTest:
         """See :class:`Stage`."""
         run, recorded = test.run, test.recorded
-        # The second run begins a new recording.
+        # End the recording here: otherwise it would include the second run.
         if recorded is None and run.meter.recording.is_running:
             recorded = run.recorded(test.measured)
         places = run.device.values.bounds(run.root)

@@ -3,10 +3,10 @@
 The rule: a test counts each fixture that it requests, directly or through another fixture, as if
 the test had set the fixture up itself; other tests' memory does not count. So a set-up is measured
 once, in stages between the fixtures that it requests (``request.getfixturevalue``), and replayed at
-each test's first use. (With one stage for a whole set-up, a requested fixture is counted for
-whichever test comes first: 4 MiB instead of 24 MiB in a test of tests/plugin/test_order.py.) A
-set-up on another card, or on another number of devices, may take different memory: such a fixture
-is torn down before the test, which sets it up again.
+each test's first use. (If a whole set-up were one stage, a fixture that it requests would count
+only for the test that comes first: a test of tests/plugin/test_order.py would have 4 MiB instead of
+24 MiB.) A set-up on another card, or on another number of devices, may take different memory: such
+a fixture is torn down before the test, which sets it up again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class WideFixture:
         return any(peak.allocated for peak in self.held)
 
     def suits(self, devices: tuple[str, int]) -> bool:
-        """Return whether a test on these devices can use the fixture, with the same memory."""
+        """Return whether a test on these devices can use the fixture as it is.
+
+        It can if the fixture is live, and a set-up on these devices would take the same memory.
+        """
         requested = [stage.then for stage in self.stages if stage.then and stage.then.stages]
         same = self.devices == devices or not self.stages
         return self.is_live and same and all(fixture.suits(devices) for fixture in requested)
@@ -109,7 +112,7 @@ class _SetUp:
 
 
 class WideFixtures:
-    """The wider fixtures that one test uses."""
+    """The fixtures of wider scope that one test uses."""
 
     def __init__(self, meter: Meter, devices: tuple[str, int]) -> None:
         self.used: list[WideFixture] = []
@@ -119,9 +122,9 @@ class WideFixtures:
         """stack of running set-ups; each one was requested by the set-up before it"""
 
     def held(self, *, before_run: bool = False) -> list[Held]:
-        """Return the memory of live fixtures, one item per device.
+        """Return the memory of the used live fixtures, one item per device.
 
-        With ``before_run``, only of fixtures that other tests set up.
+        With ``before_run``, only of fixtures that earlier tests set up.
         """
         total = [NOTHING] * self._meter.count
         for fixture in self.used:
@@ -134,7 +137,8 @@ class WideFixtures:
         """Measure a fixture that is set up in the block.
 
         The test's limit does not cap the set-up; it applies to the test, whichever test set the
-        fixture up. The device is settled before and after, and before each use.
+        fixture up. Garbage and cached memory are released before and after the set-up, and before
+        each use.
         """
         fixture = WideFixture(name, self.devices)
         with self._between_stages(fixture), self._meter.room.capped(None):
