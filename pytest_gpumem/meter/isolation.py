@@ -166,11 +166,11 @@ class Isolation:
 
         Pins do not keep these blocks: the step may use their memory.
         """
-        if not self._pins.any_loose:
+        lost = self._pins.lose(self.blocks)
+        if not any(lost):
             return False
-        lost = self._pins.lose(self.blocks())
         self.kept_foreign = list(map(minus, self.kept_foreign, map(Held.blocks, lost)))
-        return any(lost)
+        return True
 
     @property
     def is_reserved_in_doubt(self) -> bool:

@@ -25,7 +25,7 @@ from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor, UntypedStorage
     from torch.utils.weak import TensorWeakRef
@@ -197,14 +197,17 @@ class Pins:
 
     # -- blocks that could not be pinned --
 
-    def lose(self, live: Mapping[BlockKey, int]) -> list[int]:
+    def lose(self, live: Callable[[], Mapping[BlockKey, int]]) -> list[int]:
         """Return the bytes per device of foreign blocks that pins did not keep since the last call.
 
         These are unpinned blocks that were freed, and pinned blocks whose storage was resized.
 
-        ``live`` has the bytes of each allocated block by (device, address).
+        ``live`` returns the bytes of each allocated block by (device, address).
         """
-        gone = {place: size for place, size in self._loose.items() if live.get(place) != size}
+        gone = {}
+        if self._loose:
+            blocks = live()
+            gone = {place: size for place, size in self._loose.items() if blocks.get(place) != size}
         gone |= {
             place: pin.plug.size
             for place, pin in self._pins.items()
@@ -216,18 +219,13 @@ class Pins:
         self._lost += sum(gone.values())
         return self._by_device(gone)
 
-    @property
-    def any_loose(self) -> bool:
-        """Whether there are unpinned blocks."""
-        return bool(self._loose)
-
     def notes(self) -> list[str]:
-        """Return a sentence about freed memory that was not pinned; [] if there is none."""
+        """Return a sentence about freed memory that pins did not keep; [] if there is none."""
         if not self._lost:
             return []
         sentence = (
-            f"the test freed {format_size(self._lost)} of earlier tests' memory that no "
-            "Python object referred to: peaks may be wrong by this amount"
+            f"the test freed {format_size(self._lost)} of earlier tests' memory, to which no "
+            "Python object referred or whose storage it resized: peaks may be wrong by this amount"
         )
         return [sentence]
 

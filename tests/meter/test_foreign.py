@@ -437,6 +437,20 @@ def test_memory_that_no_python_object_holds_is_freed_with_a_note(meter):
     torch.cuda.caching_allocator_delete(other)
 
 
+def test_earlier_memory_whose_storage_is_resized_is_subtracted_no_more(meter):
+    """As FSDP resizes the storage of a unit's parameters."""
+    left = tensor(64 * MIB)
+    meter.start()
+    left.untyped_storage().resize_(0)
+    kept = tensor(100 * MIB)
+    result = meter.result()
+    assert result.peaks[0].allocated == 100 * MIB
+    assert any("freed 64.00 MiB of earlier tests" in note for note in result.note_texts)
+    left.untyped_storage().resize_(64 * MIB)
+    assert meter.result().retained[0].allocated == 164 * MIB  # it is the step's now
+    del kept
+
+
 def test_the_tests_code_reads_what_it_has_freed_as_free(meter):
     """Its peaks have the moment of the free; the totals have it; the cache gives it back."""
     import torch
