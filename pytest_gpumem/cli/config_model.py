@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.breakdowns import category_rows, site_name
 from pytest_gpumem.cli import config_step
 from pytest_gpumem.cli.outcome import FOUND, OK, PREDICTED, Outcome
-from pytest_gpumem.cli.program_trials import ProgramTrials, is_refused, measured, read_range
+from pytest_gpumem.cli.program_trials import ProgramTrials, measured, read_range
 from pytest_gpumem.devices.cards import card_file_text, card_names, find_card
 from pytest_gpumem.devices.select import DEFAULT_CARD
 from pytest_gpumem.errors import GpuMemError, SpecError
@@ -142,8 +142,8 @@ def _table(plans: Sequence[Plan], cards: Sequence[Card]) -> Outcome:
         for plan in plans:
             result = plan.on(card.name)
             peak = result.measurement.peak_reserved if result.measurement else 0
-            cells.append("no" if is_refused(result) else format_size(peak))
-            status = FOUND if is_refused(result) else status
+            cells.append("no" if result.verdict.does_not_fit else format_size(peak))
+            status = FOUND if result.verdict.does_not_fit else status
             if card is largest:
                 described += ["", *_described(plan, card, result)]
         rows.append((card.name, format_size(card.usable_memory), *cells))
@@ -155,7 +155,7 @@ def _described(plan: Plan, card: Card, result: Result) -> Iterator[str]:
     """Yield lines on what a step's peak consists of, and what would lower it."""
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         name = card.name
-        if is_refused(result):  # the same card, with as much memory as the step needs
+        if result.verdict.does_not_fit:  # the same card, with as much memory as the step needs
             path = Path(folder) / f"larger-{name}.toml"
             fields = asdict(card) | {"total_memory": card.total_memory + BOUNDLESS}
             del fields["name"]

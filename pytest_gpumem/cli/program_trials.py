@@ -17,7 +17,6 @@ from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.fit.prober import outcome
 from pytest_gpumem.fit.search import Probe, Search
 from pytest_gpumem.judge.server_start import shortage
-from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.sizes import format_size
@@ -179,7 +178,7 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
             check=False,
         )
         results = _results(report)
-    if not results or (ended.returncode and not any(map(is_refused, results))):
+    if not results or (ended.returncode and not any(each.verdict.failed for each in results)):
         error = printed_error(ended.stdout.partition("\ngpumem: ")[0])
         problem = f"the program ended with status {ended.returncode}: {error}"
         remedy = "correct the program, or name an argument that the program has"
@@ -204,11 +203,6 @@ def printed_error(printed: str) -> str:
     return shorten(text, MAX_ERROR, placeholder=" ...")
 
 
-def is_refused(result: Result) -> bool:
-    """Return whether a program ran out of memory, exceeded a limit, or its server did not start."""
-    return result.verdict.kind in {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.NO_START}
-
-
 def starts_of(results: Sequence[Result]) -> Sequence[ServerStart]:
     """Return the starts of a server in a program's results; empty without a server."""
     measurements = (result.measurement for result in results)
@@ -221,7 +215,7 @@ def _probe(value: int, results: Sequence[Result], capacity: int) -> Probe:
     A server's cache takes all that is left of ``capacity`` bytes, so the measured peak says nothing
     about ``value``.
     """
-    fits = not any(map(is_refused, results))
+    fits = not any(result.verdict.does_not_fit for result in results)
     needs = [capacity + shortage(each) for each in starts_of(results) if each.needed]
     if needs:
         peak = Peak(max(needs), max(needs))

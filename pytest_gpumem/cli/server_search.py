@@ -11,7 +11,7 @@ import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.cli.program_trials import is_refused, measured, starts_of
+from pytest_gpumem.cli.program_trials import measured, starts_of
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.variables import SERVER_ARGUMENTS
 from pytest_gpumem.errors import GpuMemError
@@ -82,7 +82,7 @@ class ServerSearch:
         starts = starts_of(results)
         if not starts:
             return None
-        ok = not any(map(is_refused, results))
+        ok = not any(result.verdict.does_not_fit for result in results)
         sys.stderr.write(f"gpumem: {trial.title}: {'starts' if ok else 'does not start'}\n")
         return Tried(trial, max(starts, key=shortage), ok)
 

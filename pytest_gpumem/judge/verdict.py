@@ -370,6 +370,12 @@ class Verdict(Noted):
     baseline is not the remedy, or the report stays on this machine"""
 
     @property
+    def does_not_fit(self) -> bool:
+        """Whether the step needs more memory than it may have, or its server did not start."""
+        kinds = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.NO_START}
+        return self.kind in kinds and not self.not_of_peak
+
+    @property
     def recorded(self) -> bool:
         """Whether the test had no baseline, and this run writes one."""
         return self.kind is Kind.NO_BASELINE and self.is_written

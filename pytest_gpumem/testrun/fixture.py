@@ -151,7 +151,7 @@ class GpuMemory:
 
         A part counts all memory of the test while the part runs. It has its own figures, budget and
         baseline. Blocks with the same name are one part: its peaks are the highest of all blocks,
-        and its limits and the memory that it holds at the end are those of the last block.
+        and the memory that it holds at the end is that of the last block. They declare the same.
 
         Args:
             name: unique within the test's parts.
@@ -166,7 +166,8 @@ class GpuMemory:
             a context manager that yields :class:`PartFigures`.
 
         Raises:
-            SpecError: a mistake in the name or the declaration.
+            SpecError: a mistake in the name or the declaration, or another one than that of an
+                earlier block with this name.
         """
         return self._run.part(name, declared)
 

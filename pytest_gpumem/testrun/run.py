@@ -13,7 +13,7 @@ from pytest_gpumem.devices.benchmark_mode import TIMED, TIMED_PLANS
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.devices.servers import WATCH as SERVER
-from pytest_gpumem.errors import is_own_error
+from pytest_gpumem.errors import SpecError, is_own_error
 from pytest_gpumem.measurement import Measurement, OutOfMemory, Peak
 from pytest_gpumem.meter.host_memory import require_pinned_stats
 from pytest_gpumem.meter.meter import Meter
@@ -97,6 +97,8 @@ class Run:
     searches: dict[str, Largest] = field(default_factory=dict)
     """results of searches with a baseline, by the baseline's name"""
     _inputs_read: set[str] = field(default_factory=set)
+    _checked: set[str] = field(default_factory=set)
+    """the parts whose limits are known to have figures; "" is the test"""
     _stack: ExitStack = field(default_factory=ExitStack)
     _uncapped: bool = False
     _failed_part: tuple[BaseException, str] | None = None
@@ -144,7 +146,7 @@ class Run:
     def start(self) -> None:
         """Release unused memory, start counting, and cap the memory that the test may reserve."""
         self.meter.start()
-        self._require_figures(self.spec)
+        self._require_figures("", self.spec)
         self.meter.room.cap(self.limit)
         if self.spec.max_leak_mib is not None:
             self.excused_blocks = set(self.meter.isolation.blocks())
@@ -212,15 +214,27 @@ class Run:
         call = f"gpu_memory.measure({shown(name)}, "
         relations, limits_declared = read_relations(declared, self.parts, call)
         spec = spec_from_call(name, limits_declared, self.spec)
-        self._require_figures(spec)
+        earlier = self.parts.get(name)
+        if earlier is not None and (earlier.spec, earlier.relations) != (spec, relations):
+            raise SpecError(
+                f"gpu_memory.measure({shown(name)})",
+                "an earlier block with this name declares other limits",
+                "declare the same in each of them, or give this block another name",
+            )
+        self._require_figures(name, spec)
         return self._part(name, spec, relations)
 
-    def _require_figures(self, spec: MemorySpec) -> None:
+    def _require_figures(self, part: str, spec: MemorySpec) -> None:
         """Refuse limits on figures that this PyTorch, device or system does not report.
+
+        Only the first run is checked: another one may have other settings of the allocator.
 
         Raises:
             DeviceError: there is such a limit, which would always hold.
         """
+        if part in self._checked:
+            return
+        self._checked.add(part)
         if spec.max_pinned_gib is not None:
             require_pinned_stats(f"max_pinned_gib={spec.max_pinned_gib!r}")
         if spec.max_host_gib is not None:
@@ -241,8 +255,7 @@ class Run:
                 self._failed_part = error, name
             raise
         finally:
-            part = self.parts.setdefault(name, Part(spec, tally))
-            part.spec, part.relations = spec, relations
+            part = self.parts.setdefault(name, Part(spec, tally, relations))
             if part.tally is not tally:
                 part.tally.raise_to(tally.highest)
                 part.tally.ends = tally.ends

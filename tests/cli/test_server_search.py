@@ -14,7 +14,7 @@ from pytest_gpumem.cli.server_search import ServerSearch
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.variables import SERVER_ARGUMENTS
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.judge.verdict import Kind, Verdict
 from pytest_gpumem.measurement import ServerStart
 from pytest_gpumem.sizes import GIB
 
@@ -52,7 +52,7 @@ def search(monkeypatch):
             return (
                 SimpleNamespace(
                     measurement=SimpleNamespace(servers=(start,)),
-                    verdict=SimpleNamespace(kind=kind),
+                    verdict=Verdict(kind, not ok, ""),
                 ),
             )
 

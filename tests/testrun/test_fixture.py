@@ -61,7 +61,7 @@ def test_parts_have_figures_budgets_and_baselines_of_their_own(suite):
                 mib(100)
             with gpu_memory.measure("two", baseline=False) as two:
                 mib(40)
-            with gpu_memory.measure("one"):
+            with gpu_memory.measure("one", max_allocated_gib=LIMIT):
                 mib(50)
             assert (one.peak_allocated, one.peak_reserved) == (120 << 20, 120 << 20)
             assert two.peak_allocated == 60 << 20
@@ -85,7 +85,7 @@ def test_parts_have_figures_budgets_and_baselines_of_their_own(suite):
     assert "part one: regressed: " in session.flat
 
     session = suite.run("-m", "gpu_memory", source=source.replace("LIMIT", "0.1"))
-    assert session.outcomes == {"passed": 1}  # the last declaration of a part counts
+    assert session.verdicts()["test_it (one)"] == "over budget"
 
 
 def test_a_part_that_is_over_its_limit_or_runs_out_of_memory(suite):
@@ -215,3 +215,22 @@ def test_measure_outside_of_pytest_twice_and_importing_it_imports_neither(suite)
     first, second, last = done.out.splitlines()
     assert first == second == "4004352 T4 127926272"
     assert last == "out of memory 4004352"
+
+
+def test_blocks_of_one_part_declare_the_same(suite):
+    session = suite.run(
+        source="""
+        @pytest.mark.gpu_memory
+        def test_it(gpu_memory):
+            for _ in range(2):
+                with gpu_memory.measure("twice", max_gib=1):
+                    pass
+            with gpu_memory.measure("twice"):
+                pass
+        """
+    )
+    assert session.outcomes == {"failed": 1}
+    assert (
+        "gpu_memory.measure('twice'): an earlier block with this name declares other limits; "
+        "declare the same in each of them, or give this block another name"
+    ) in session.flat

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.nodeids import without_card
 from pytest_gpumem.report.text import aligned_table, columns, printable, shortened
 from pytest_gpumem.sizes import GIB
@@ -97,6 +96,6 @@ def _cell(result: Result) -> str:
     if oom is not None:
         return f"no, needs {oom.needed.reserved / GIB:.2f}" if oom.needed else "no"
     left = headroom(result)
-    if result.verdict.kind in {Kind.OVER_BUDGET, Kind.NO_START}:
+    if result.verdict.does_not_fit:
         return result.verdict.kind.word
     return "?" if left is None else f"{left / GIB:.2f}"
