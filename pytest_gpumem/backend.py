@@ -36,13 +36,13 @@ class Backend:
         "_cuda_resetPeakHostMemoryStats",
     )
     lists_blocks = True
-    """whether the allocator lists its segments and blocks at any time, and can allocate blocks
-    without a tensor"""
+    """whether the allocator can list its segments and blocks at any time, and can allocate a block
+    that belongs to no tensor"""
     caps = True
     """whether the allocator can be limited to fewer bytes than the device has"""
 
     def complete(self, stats: dict[str, Any]) -> dict[str, Any]:
-        """Return statistics of ``bindings.stats`` with every figure that a measurement reads."""
+        """Return statistics of ``bindings.stats``; fill in figures that are not counted."""
         return stats
 
     def allocator(self) -> str:
@@ -68,7 +68,7 @@ class Backend:
         """Return the devices on which this process has a context, or may have one."""
         import torch
 
-        bindings: Any = torch._C  # torch 2.14's stubs lack some of them
+        bindings: Any = torch._C  # torch 2.14's type stubs lack some functions
         devices = range(torch.cuda.device_count())
         return [device for device in devices if bindings._cuda_hasPrimaryContext(device)]
 

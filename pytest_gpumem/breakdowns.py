@@ -1,6 +1,7 @@
 """Compare a peak's breakdown with a baseline's, and list its largest lines with their keepers.
 
-All functions are pure. Sizes are bytes.
+A keeper is an object that keeps memory of a source line alive at the peak. All functions are pure.
+Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_HELD: Final = 3
 """maximum number of source lines to name for a peak over its limit"""
 MIN_KEPT: Final = 8
 """a keeper is named only if it keeps at least 1/MIN_KEPT of its line's bytes; explain/causes.py
-compares growths by the same share"""
+applies the same share to growths"""
 CACHED: Final = "cached"
 """name of the row for memory that was reserved but not allocated"""
 
@@ -36,7 +37,7 @@ class BreakdownRow:
     name: str
     nbytes: int
     baseline: int | None = None
-    """bytes in the baseline; None without one, or if it stores too few sites to determine it"""
+    """bytes in the baseline; None without a baseline, or if it stores too few sites to know them"""
     site: Site | None = None
     """the measured site, else the baseline's; None for a category"""
     blocks: int = 0
@@ -53,7 +54,7 @@ class BreakdownRow:
 
 
 SiteKey = tuple[str, str, str, str]
-"""(file, function, code, category): the same even if the line number changed"""
+"""(file, function, code, category), which identify a site even if its line number changed"""
 
 
 def category_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[BreakdownRow]:
@@ -76,11 +77,11 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     """Return a row for each site, sorted by growth, or by size without a baseline.
 
     Sites are matched by file, function, code and category, as line numbers change. If a function
-    has one new site of a category and one that is gone, the line was edited, and the two are one
-    site. A site that is missing from one breakdown counts as zero there. But a baseline stores only
-    its largest sites. If a site is smaller than all of these, its baseline is zero only if the
-    stored sites make up its whole category. Otherwise its baseline is unknown, and its row comes
-    last.
+    has one new site of a category and lacks one of the baseline's, the line was edited, and the two
+    are one site. A site that is missing from one breakdown counts as zero there. But a baseline
+    stores only its largest sites. If a site is smaller than all of these, its baseline is zero only
+    if the stored sites make up its whole category. Otherwise its baseline is unknown, and its row
+    comes last.
     """
     if baseline is None:
         return [
@@ -210,7 +211,7 @@ def largest_lines(attribution: Attribution) -> list[HeldLine]:
 
 
 def keepers_of(site: Site, keepers: Iterable[Keeper], nbytes: int) -> tuple[Keeper, ...]:
-    """Return the keepers of a source line's blocks that hold at least 1/MIN_KEPT of its bytes."""
+    """Return the keepers that hold at least 1/MIN_KEPT of a source line's bytes."""
     place = site.path, site.line, site.category
     return tuple(
         keeper

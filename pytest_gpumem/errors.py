@@ -10,7 +10,7 @@ class GpuMemError(Exception):
 
     Args:
         given: the input, as the user wrote it (a marker, a file's name, an option).
-        problem: a clause that follows it: "is not a size".
+        problem: a clause that follows ``given``: "is not a size".
         remedy: an instruction: "write 8GiB".
     """
 
@@ -25,7 +25,7 @@ class GpuMemError(Exception):
 
 
 def is_own_error(excinfo: Any) -> bool:  # noqa: ANN401 - pytest's ExceptionInfo
-    """Return whether pytest should hide frames: for our own errors, only the test's line matters.
+    """Return whether an error is a GpuMemError: pytest then shows the test's line, not our frames.
 
     Modules that a test calls set ``__tracebackhide__`` to this function.
     """

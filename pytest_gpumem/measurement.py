@@ -67,9 +67,9 @@ class DeviceInfo:
     total_memory: int
     """bytes of device memory as its driver reports it; 0 if unknown"""
     capability: tuple[int, int]
-    """CUDA compute capability; (0, 0) of another accelerator"""
+    """CUDA compute capability; (0, 0) for other accelerators"""
     sm_count: int
-    """number of streaming multiprocessors; 0 of another accelerator"""
+    """number of streaming multiprocessors; 0 for other accelerators"""
     context: int = 0
     """bytes of device memory that the CUDA context uses, from the table of cards; 0 if unknown"""
 
@@ -99,7 +99,7 @@ class DeviceInfo:
 
 @cache
 def device_key(kind: DeviceKind, name: str) -> str:
-    """Return a device's name in baselines, which is a file's name."""
+    """Return a device's name in baselines, which is also the name of their folder."""
 
     def plain(text: str) -> str:
         kept = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in text)
@@ -127,7 +127,7 @@ class OutOfMemory:
     site: str
     """the line that requested the memory: "examples/test_mlp.py:31 in step" ("" if unknown)"""
     device_index: int = 0
-    """index of the device that ran out, among the test's devices"""
+    """index, among the test's devices, of the device that ran out of memory"""
     needed: Peak | None = None
     """the peak of a second run without the limit; None without such a run"""
     path: str = ""
@@ -176,7 +176,7 @@ class Site:
 
 
 LineKey = tuple[str, str, str]
-"""(file, function, code): the same even if the line number changed"""
+"""(file, function, code), which identify a line even if its number changed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Breakdown:
     categories: dict[Category, int]
     """without zeros; their sum is the peak allocated"""
     cached: int
-    """reserved, but not allocated, at that moment"""
+    """reserved, but not allocated, at the peak"""
     sites: tuple[Site, ...] = ()
     """the largest first"""
     lines: tuple[LinePeak, ...] = ()
@@ -217,7 +217,7 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of a timeline."""
+    """Consecutive points of a timeline in one phase of training."""
 
     name: Literal["forward", "backward", "optimizer"]
     start: int
@@ -276,12 +276,13 @@ class ExtraBlocks(NamedTuple):
     blocks: int
     nbytes: int
     unused: int = 0
-    """upper bound of the unsplit bytes in the baseline's blocks: its ``Breakdown.unsplit``"""
+    """upper bound of the unsplit bytes in the baseline's blocks: the baseline's
+    ``Breakdown.unsplit``"""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRequest:
-    """A request for which the allocator reserved a segment, to a new maximum of reserved memory."""
+    """A request for which the allocator reserved a segment, so that peak reserved rose."""
 
     path: str
     """path, line, function and code are as in :class:`Site`"""
@@ -315,8 +316,8 @@ class Attribution(Hinted):
     hints: tuple[Note, ...] = ()
     """changes that would lower the peak, and allocations that raise the next step's, with bytes"""
     keepers: tuple[Keeper, ...] = ()
-    """for a peak that grew, keepers of the blocks that the baseline's peak did not have; for a peak
-    over a limit, of the largest lines' blocks; found by a second run"""
+    """found by a second run: for a peak that grew, keepers of the blocks that the baseline's peak
+    did not have; for a peak over a limit, keepers of the blocks of the largest lines"""
     segments: tuple[SegmentRequest, ...] = ()
     """the last requests that raised the reserved memory, in order"""
     kept: int = 0
@@ -351,7 +352,7 @@ class Holder:
 
     @property
     def names(self) -> str:
-        """The holder's name, with the others' if releasing this one alone frees no memory."""
+        """The description, with ``others`` too if releasing this holder alone frees nothing."""
         return " and ".join(
             [self.text, *self.others] if self.shared == self.nbytes else [self.text]
         )
@@ -383,16 +384,17 @@ class DeviceUse:
     """bytes in use when the step began that PyTorch's allocator had not reserved: CUDA contexts,
     other libraries, other processes"""
     outside: Signed
-    """growth of memory outside PyTorch's allocator and other processes from the step's start to its
-    end, at least 0; on the virtual GPU a lower bound of the highest growth during the step"""
+    """growth, from the step's start to its end, of memory that neither PyTorch's allocator nor
+    another process uses, at least 0; on the virtual GPU a lower bound of the highest growth during
+    the step"""
     others: Signed = 0
     """memory of other processes when the step ended, as far as known"""
     processes: int = 0
-    """number of these processes"""
+    """number of the other processes"""
     source: str = ""
     """the interface that was read: "NVML" """
     every_ms: int = 0
-    """milliseconds between two readings; 0 for continuous readings, or only at start and end"""
+    """milliseconds between two readings; 0 if readings are continuous, or only at start and end"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +419,7 @@ class ServerStart:
     graphs_taken: int = 0
     """memory that capturing the CUDA graphs used"""
     captured: int = 0
-    """number of CUDA graphs that it captured"""
+    """number of CUDA graphs that the server captured"""
     cache: Signed = 0
     """memory left for the KV cache"""
     needed: int = 0
@@ -527,7 +529,7 @@ class Measurement(Fullest, Hinted):
     garbage: int = 0
     """the most bytes that one run of Python's garbage collector freed during the step"""
     began: tuple[Peak, ...] = ()
-    """for a part: the test's memory when it began, one per device; empty for the whole test"""
+    """for a part: the test's memory when the part began, per device; empty for the whole test"""
     servers: tuple[ServerStart, ...] = ()
     """starts of an inference server in the test, one per device; not in baselines"""
 
@@ -554,9 +556,9 @@ class BaselineEntry(Fullest):
     provenance: Provenance
     batch_size: int | None = None
     world_size: int | None = None
-    """number of ranks of the distributed run, if the test is one of them"""
+    """number of ranks of the distributed run, if the test runs as one of them"""
     rank: int | None = None
-    """its rank; None for a test without ranks"""
+    """the test's rank; None if it does not run as a rank"""
     breakdowns: tuple[Breakdown, ...] = ()
     """one per device, with the largest sites; empty without attribution"""
     slope: Slope | None = None

@@ -20,7 +20,7 @@ def module_of(nodeid: str) -> str:
 
 
 def without_card(nodeid: str, cards: Collection[str]) -> str:
-    """Remove the parameter that is a card from a node ID: test_a[T4-32] becomes test_a[32].
+    """Remove a card's name from a node ID's parameters: test_a[T4-32] becomes test_a[32].
 
     A card's name may contain the separator of parameters, a dash: "A100-80GB".
     """

@@ -73,7 +73,7 @@ class NoteKind(str, Enum):
     TIMED_PLANS = "timed plans", Severity.FIGURE
     """cuDNN's benchmark mode, in which the first test on a real GPU needs more than later tests"""
     TORCH = "torch", Severity.FIGURE
-    """CUDA functions that this version of torch links, and the virtual GPU does not have"""
+    """CUDA functions that this version of torch links and the virtual GPU lacks"""
     FRESH_OPTIMIZER = "fresh optimizer", Severity.FIGURE
     """the step was the first of its optimizer, and the next step takes more memory"""
     GARBAGE = "garbage", Severity.FIGURE
@@ -83,7 +83,7 @@ class NoteKind(str, Enum):
     EARLIER_SEGMENTS = "earlier segments", Severity.FIGURE
     """segments of earlier tests, which may change peak reserved"""
     SLOPE = "slope", Severity.FIGURE
-    """figures that are not on the line over batch sizes"""
+    """peaks that are not on the line fitted over the batch sizes"""
 
     UNRECORDED = "unrecorded", Severity.UNCHECKED
     """the test gets no baseline"""

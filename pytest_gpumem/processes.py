@@ -10,7 +10,7 @@ from pathlib import Path
 def is_running(pid: object) -> bool:
     """Return whether a process runs, and is no zombie; False for a value that is no process id.
 
-    Without ``/proc``, zombies count as running; on Windows every process id does.
+    Without ``/proc``, zombies count as running; on Windows every process id counts as running.
     """
     if not isinstance(pid, int) or pid <= 0:
         return False

@@ -1,6 +1,7 @@
-"""Limits of a part relative to another part or its own start: ``at_most="eager + 64MiB"``.
+"""Limits of a part's memory relative to another part's: ``at_most="eager + 64MiB"``.
 
-Everything here is pure. Sizes are bytes.
+A limit may also be relative to the memory that was held when the part began. Everything here is
+pure. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _EXAMPLES: Final = 'write for example {0}="eager + 64MiB", {0}="1.1 * eager", or
 
 
 class Relation(NamedTuple):
-    """A limit on a part's figure, relative to the same figure of another part."""
+    """A limit on a part's figure, relative to the same figure of another part, or absolute."""
 
     name: str
     """one of NAMES"""
     part: str
-    """the other part; BEFORE for the part's own start; "" for neither: ``extra`` alone is the
-    limit"""
+    """the other part; BEFORE for the memory held when the part began; "" for neither: ``extra``
+    alone is the limit"""
     factor: Fraction
     extra: int
     """bytes to add; may be negative"""
@@ -87,7 +88,7 @@ class Relation(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A relation with figures, after its part has run."""
+    """A relation with its limit in bytes and the measured figure, after its part has run."""
 
     relation: Relation
     nbytes: int
@@ -183,7 +184,7 @@ def _read(
             raise SpecError(call_text, problem, _EXAMPLES.format(name))
         return Relation(name, reference, factor, 0)
     candidates = sorted(parts, key=len, reverse=True) if reference is None else [""]
-    for part in candidates:  # the longest first, as a name may begin with another
+    for part in candidates:  # the longest first, as one part's name may be the start of another's
         relation = _relation_to(name, value.strip(), part)
         if relation is not None:
             return relation if part else relation._replace(part=reference or "")

@@ -162,11 +162,12 @@ def parse_tolerance(value: object) -> Tolerance:
     """Parse a tolerance.
 
     Args:
-        value: "2%", "64MiB", "2%, 64MiB" (the larger) or "2% + 64MiB" in either order, the larger
-            of a tuple or list, or a Tolerance.
+        value: a Tolerance; "2%" or "64MiB"; both, in either order: "2%, 64MiB" or a tuple or
+            list (the larger applies), "2% + 64MiB" (their sum applies).
 
     Raises:
-        SpecError: ``value`` is anything else: a number without a unit, negative, or one part twice.
+        SpecError: ``value`` is anything else, such as a number without a unit, a negative size, or
+            two percentages.
     """
     if isinstance(value, Tolerance):
         return value

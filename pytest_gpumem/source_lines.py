@@ -32,7 +32,7 @@ _STARRED_ARGUMENT: Final = re.compile(r"[(,]\s*\*")
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
 """packages whose lines do not help to find the user's own code"""
 MAX_CODE_LENGTH: Final = 120
-"""maximum number of characters of a line"""
+"""maximum number of characters of a source line in reports; longer lines are truncated"""
 
 
 class Line(NamedTuple):
@@ -197,7 +197,7 @@ def statement_lines(filename: str, line: int) -> range:
 
 
 def docstring_lines(filename: str) -> frozenset[int]:
-    """Return the lines of a file's docstrings and other constants that are statements."""
+    """Return the lines of a file's statements that are only a constant, such as docstrings."""
     return frozenset(
         line
         for node in _statement_nodes(_parsed_file(filename))

@@ -81,7 +81,7 @@ class MemorySpec:
     warmup: int = 0
     """number of unmeasured runs before the measured one"""
     world_size: int | None = None
-    """number of ranks of the distributed run, if the test is one of them; else None"""
+    """number of ranks of the distributed run, if the test runs as one of them; else None"""
     rank: int | None = None
     """the test's rank; None if and only if ``world_size`` is None"""
     batch_sizes: tuple[int, ...] | None = None
@@ -104,7 +104,7 @@ class MemorySpec:
     """which values a virtual GPU computes; None for the session's option"""
 
     def bytes_of(self, name: str) -> int | None:
-        """Return a limit in GiB or MiB, by its field's name, in bytes; None if not declared."""
+        """Return the limit in a field, which is in GiB or MiB, in bytes; None if not declared."""
         limit: int | float | None = getattr(self, name)
         if limit is None:
             return None

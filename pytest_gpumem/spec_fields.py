@@ -1,6 +1,6 @@
 """Parsing the values of the marker's arguments; every mistake raises a SpecError.
 
-The errors' ``given`` is only the argument's name: :mod:`pytest_gpumem.spec` knows the whole call.
+An error's ``given`` is only the argument's name; :mod:`pytest_gpumem.spec` replaces it by the call.
 """
 
 from __future__ import annotations

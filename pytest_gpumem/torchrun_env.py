@@ -23,10 +23,10 @@ class TorchrunRank(NamedTuple):
     rank: int
     size: int
     local_rank: int
-    """rank among those on this machine"""
+    """rank among the ranks on this machine"""
     local_size: int
     key: str
-    """the same in all ranks of a run, and different for every run"""
+    """identifies the run: equal in all its ranks, different for every run"""
 
     @property
     def reports(self) -> bool:

@@ -21,7 +21,8 @@ _FRAME_ATTRIBUTES = {
     CoroutineType: "cr_frame",
     AsyncGeneratorType: "ag_frame",
 }
-"""by type: the attribute with its frame, which is None once the generator has ended"""
+"""by type: the name of the attribute with a generator's frame, which is None once the generator has
+ended"""
 
 
 def clear(error: BaseException | None) -> None:
@@ -60,7 +61,8 @@ def clear(error: BaseException | None) -> None:
 def _cleared_callers(frame: FrameType) -> Iterator[FrameType]:
     """Clear and yield the callers of a traceback's frame, up to the first that is still running.
 
-    unittest catches a test's error deep below the frames that hold the test's instance.
+    unittest catches a test's error deep below the frames that hold the test's instance, so the
+    traceback does not contain these frames.
     """
     caller = frame.f_back
     while caller is not None:
@@ -121,7 +123,7 @@ def _empty_cells(frames: Iterable[FrameType]) -> None:
 
 
 def _reference_counts(objects: list[Any]) -> list[int]:
-    """Return the number of references to each object, without the list's."""
+    """Return the number of references to each object, except the reference from the list."""
     unshared = object()  # has as many references as a member that only the list refers to
     *counts, least = [sys.getrefcount(member) for member in [*objects, unshared]]
     return [count - least for count in counts]

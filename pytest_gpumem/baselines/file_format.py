@@ -91,7 +91,7 @@ class _OfDevice(_Strict):
 
 
 if TYPE_CHECKING:
-    # For type checkers, a form has the fields of its record.
+    # For type checkers, each struct that Forms derives from a record is the record itself.
     from pytest_gpumem.measurement import Breakdown as _Breakdown
     from pytest_gpumem.measurement import DeviceInfo as _Device
     from pytest_gpumem.measurement import Provenance as _Provenance

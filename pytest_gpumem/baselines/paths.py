@@ -58,7 +58,7 @@ def baseline_path(directory: Path, device_key: str, module: str) -> Path:
 
 
 def module_at(directory: Path, path: Path) -> str | None:
-    """Return the module of a baseline file from its path; None if only its content has it."""
+    """Return the module of a baseline file from its path; None if only the content names it."""
     try:
         device, *folders, name = map(unquote, path.relative_to(directory).parts)
     except ValueError:  # it is not in a device's folder
@@ -211,7 +211,7 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
         return abs((major - own[0]) * _MAJOR + minor - own[1]), (major, minor) > own
 
     nearest = [path for _, path in sorted(versions, key=distance)]
-    common = Path(f"{prefix}x").parent  # "x": the prefix may end in a slash
+    common = Path(f"{prefix}x").parent  # "x", as the prefix may end in a slash
     if "/" not in suffix and common.is_dir():
         nearest.append(common)
     return [root / template.replace(TORCH, f"{own[0]}.{own[1]}"), *nearest]

@@ -57,7 +57,7 @@ MEASURED: Final = {
 }
 """options that affect the measurement, with their defaults"""
 SETTINGS: Final = {option.name: option.of_run for option in OPTIONS if option.of_run}
-"""the plugin's options that ``gpumem run`` has, each with its name there"""
+"""the plugin's options that ``gpumem run`` has, each with its name in ``gpumem run``"""
 
 
 def add_test_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +119,7 @@ class ProgramItem:
 
     def __init__(self, nodeid: str, script: str, run: Callable[[], None]) -> None:
         """Store the program's name in baselines, its file or module, and the function to run it."""
-        self.nodeid, self.argument = nodeid, ""  # the launcher is the whole command
+        self.nodeid, self.argument = nodeid, ""  # the launcher alone is its command line
         self._script = script
         self.runtest = run
 

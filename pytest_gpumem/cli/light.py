@@ -35,7 +35,7 @@ OWN_REQUIREMENT: Final = re.compile(r"pytest[-_.]gpumem(?:\[([\w\s,-]*)\])?", re
 FIRST_PIP: Final = 25, 3
 """the first pip whose --dry-run resolves requirements without downloading whole packages"""
 UNUSED: Final = re.compile(r"(nvidia|cuda)-.*|(pytorch-)?triton")
-"""normalized names of packages that only a real GPU needs"""
+"""normalized names of packages that the virtual GPU does not need; torch.compile needs Triton"""
 CUDNN: Final = re.compile(r"nvidia-cudnn-cu\d+")
 TRITON: Final = re.compile(r"(pytorch-)?triton")
 KEPT: Final = {"nvidia-ml-py"}
@@ -190,7 +190,7 @@ def recent_pip(folder: str) -> tuple[list[str], bool]:
 
 
 def is_left_out(package: str, patterns: Sequence[re.Pattern[str]]) -> bool:
-    """Return whether the virtual GPU does not need a package, and it matches no pattern."""
+    """Return whether to leave a package out: it matches UNUSED, and no pattern keeps it."""
     name = normalized(package)
     if name in KEPT or any(pattern.fullmatch(name) for pattern in patterns):
         return False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OK: Final = 0
 FOUND: Final = 1
-"""exit status for growth, or for a program that does not fit, so that a CI job fails"""
+"""exit status for a result that should fail a CI job: growth, no fit, nothing found or written"""
 BAD_INPUT: Final = 2  # argparse's exit status for a usage error
 INTERRUPTED: Final = 130
 """exit status after Ctrl-C, as a shell reports it: 128 plus the number of SIGINT"""

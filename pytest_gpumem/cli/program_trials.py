@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_ERROR: Final = 400
 """characters of a program's error that are shown"""
 GPUMEM_RUN: Final = ("-m", "pytest_gpumem.cli.main", "run")
-"""arguments for the Python interpreter"""
+"""arguments with which the Python interpreter runs ``gpumem run``"""
 _ERROR: Final = re.compile(r"[\w.]+(Error|Exception)\b")
 _FORM: Final = re.compile(r"(?P<flag>\S+):(?P<first>\d{1,12})\.\.(?P<last>\d{1,12})")
 

@@ -233,7 +233,7 @@ class UserProgram:
 
 
 def find_command(name: str) -> str | None:
-    """Return the path of a command that is a Python script, as torchrun is; None without one.
+    """Return the path of a command that is a Python script, such as torchrun; None without one.
 
     Commands next to this interpreter come first, as its environment may not be activated.
     """
@@ -277,7 +277,7 @@ def measure_program(
         status = INTERRUPTED
     except BaseException as caught:  # noqa: BLE001 - the program's own; shown as Python shows it
         error = caught
-    if test.is_fork:  # this is a fork: the main process reports its peaks
+    if test.is_fork:  # the main process reports this fork's peaks
         if error is not None:
             show_error(error)
         return status, ()
@@ -286,7 +286,7 @@ def measure_program(
         results, lines, failed = test.finish(error, passed=not status)
     except GpuMemError as worthless:
         results, lines, failed = [], [f"gpumem: {worthless}"], True
-    if error is not None:  # finish() may have added a note on uncomputed values
+    if error is not None:  # print it only now: finish() may have added a note to it
         show_error(error)
     limit = run.spec.bytes_of("max_gib")
     # Judging replays requests on the device, and a measurement taken now would count them.

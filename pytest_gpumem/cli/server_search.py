@@ -40,7 +40,7 @@ class Trial(NamedTuple):
     options: Sequence[str] = ()
     """additional options of ``gpumem run``"""
     arguments: Mapping[str, Any] = MappingProxyType({})
-    """arguments of the server that replace its own"""
+    """values, by name, that replace the server's own arguments"""
 
 
 class Tried(NamedTuple):
@@ -87,7 +87,7 @@ class ServerSearch:
         return Tried(trial, max(starts, key=shortage), ok)
 
     def _shorter(self, refused: ServerStart) -> Tried | None:
-        """Try shorter requests; each start says how much cache is left for the next."""
+        """Try shorter requests; the figures of each start determine the next length."""
         start = refused
         for _ in range(MAX_LENGTHS):
             enough = start.needed - shortage(start)

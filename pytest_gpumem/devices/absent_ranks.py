@@ -3,7 +3,8 @@
 Nothing may wait for an absent rank:
 
 - Process groups of any backend use PyTorch's fake backend, which assumes that the other ranks have
-  this rank's values. On the virtual GPU, groups of NCCL are PyTorch's own (``lone_nccl_rank``).
+  this rank's values. On the virtual GPU, NCCL groups are PyTorch's ``ProcessGroupNCCL`` (see
+  ``lone_nccl_rank``).
 - Stores that several processes would share are local to this process.
 - A call that needs data of an absent rank raises an error that names the call.
 """

@@ -122,7 +122,7 @@ class AcceleratorBackend(Backend):
 
     @property
     def _memory(self) -> Any:  # noqa: ANN401 - a backend's module
-        """The backend's module of memory functions, as torch.xpu.memory; None without one."""
+        """The backend's module of memory functions, such as torch.xpu.memory; None without one."""
         import torch
 
         return getattr(torch.get_device_module(self.device_type), "memory", None)
@@ -152,7 +152,7 @@ class AcceleratorBackend(Backend):
         return False
 
     def is_out_of_memory(self, error: BaseException | None) -> bool:
-        """Return whether an error has PyTorch's class, or is one whose text names this device.
+        """Return whether an error is an OutOfMemoryError, or says that this device lacks memory.
 
         MPS raises a RuntimeError "MPS backend out of memory", torch_openreg (PyTorch's reference
         for backends outside of it) "Failed to allocate 4 bytes on openreg device".
@@ -255,7 +255,7 @@ class AcceleratorDevice(Device):
         """See :meth:`pytest_gpumem.devices.base.Device.explains`."""
         try:
             return AcceleratorBackend(accelerator_type()).records
-        except DeviceError:  # each test reports it
+        except DeviceError:  # each test reports the error
             return False
 
     def describe(self) -> list[str]:

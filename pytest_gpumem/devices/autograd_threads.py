@@ -158,10 +158,10 @@ class NodeNumbers:
     """Aligns autograd's sequence numbers, by which a backward pass orders its operations.
 
     Each thread counts the nodes that it creates. With ``create_graph=True`` the devices' threads
-    create nodes too. Without this class, the order in which the next pass runs both kinds of nodes,
-    and with it the peak, would depend on how many nodes the threads have created in earlier tests:
-    a gradient penalty of a critic with convolutions took 503 MiB alone, and 630 MiB after a test of
-    a Hessian (H100).
+    create nodes too. Without this class, the order in which the next pass runs the nodes of all
+    threads, and with it the peak, would depend on how many nodes the threads have created in
+    earlier tests: a gradient penalty of a critic with convolutions took 503 MiB alone, and 630 MiB
+    after a test of a Hessian (H100).
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class NodeNumbers:
         """devices whose threads have been advanced to that number"""
 
     def begin(self) -> None:
-        """Start a step: raise this thread's sequence number to the highest of the devices'."""
+        """Start a step: raise this thread's sequence number to the device threads' highest."""
         import torch
 
         next_number = torch._C._autograd._get_sequence_nr
@@ -229,8 +229,9 @@ def _run_on_new_thread(function: Callable[[], object]) -> bool:
     """Call a function, which runs backward passes, on a new thread without the caller's modes.
 
     Returns:
-        whether the function was called: not inside a backward pass, which one of autograd's threads
-            may be running, nor while a CUDA graph is captured or compiled autograd is enabled.
+        whether the function was called: it is not called inside a backward pass, which one of
+            autograd's threads may be running, while a CUDA graph is captured, or while compiled
+            autograd is enabled.
     """
     import torch
 

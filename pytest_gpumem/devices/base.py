@@ -53,8 +53,8 @@ class Alternative(NamedTuple):
     """the unknown choice on which the block depends, so that a replay may leave it out; "": each
     replay at the upper bound includes the block"""
     counted: bool = True
-    """whether peaks include the block; for a block that a compiler allocates for itself, peaks have
-    only the memory that stays in the allocator's cache"""
+    """whether peaks include the block; of a block that a compiler allocates for itself, peaks
+    include only the memory that stays in the allocator's cache"""
 
 
 class AllocatorEvent(NamedTuple):
@@ -122,7 +122,7 @@ class ValueEngine:
         """Reset the test's budget of values before its body runs, or runs again."""
 
     def separately(self) -> AbstractContextManager[None]:
-        """Return a context for a wider fixture's set-up, whose values use no test's budget."""
+        """Return a context to set up a wider-scope fixture outside the test's budget of values."""
         return nullcontext()
 
     def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - a virtual GPU's
@@ -147,7 +147,7 @@ class ValueEngine:
         return nullcontext()
 
     def assume_masks(self, share: float) -> None:
-        """Assume that this share of each unknown mask is true, until the device is closed."""
+        """Assume that this share of each unknown mask's elements is true, until ``close``."""
 
 
 class Device:

@@ -50,7 +50,10 @@ class TimedPlans:
     _watches = False
 
     def begin(self, torch: ModuleType) -> None:
-        """Start a test: set ``was_on`` to the current mode; True once a program turns it on."""
+        """Start a test: set ``was_on`` to the current mode.
+
+        It becomes True once a program turns the mode on.
+        """
         if not self._watches:
             self._watches = True
             watch_benchmark_mode(torch, self._see)

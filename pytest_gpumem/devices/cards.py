@@ -151,7 +151,9 @@ def estimated_context(capability: tuple[int, int], sm_count: int) -> int:
 
 
 def read_card_file(path: Path) -> dict[str, Any]:
-    """Return the fields of a card from its file; the card's name defaults to the file's.
+    """Return the fields of a card from its file.
+
+    If the file does not name the card, its name is the file's without the suffix.
 
     Raises:
         SpecError: the file cannot be read, or does not describe a card.

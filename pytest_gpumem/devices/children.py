@@ -252,7 +252,7 @@ def watch_this_fork() -> None:
 
 
 class _Watch:
-    """Records this process's peaks, which its program's resets do not lower, for the parent."""
+    """Records this process's peaks for its parent; resets by its program do not lower them."""
 
     def __init__(self, torch: ModuleType, device_type: str = CUDA.device_type) -> None:
         self._torch: Any = torch
@@ -303,7 +303,7 @@ class _Watch:
         module: Any = None
         with suppress(RuntimeError):  # the program imports the accelerator's package later
             module = self._torch.get_device_module(self._device_type)
-        if hasattr(module, "_lazy_call"):  # CUDA's, XPU's
+        if hasattr(module, "_lazy_call"):  # torch.cuda and torch.xpu have it
             module._lazy_call(announce)
         else:
             self._is_user = False
@@ -316,8 +316,9 @@ class _Watch:
         def finalize(watch: _Watch) -> None:
             Finalize(None, watch._end, exitpriority=0)
 
-        # multiprocessing's children skip atexit's functions, but run Finalize objects; those that
-        # were registered while the main module was imported are dropped.
+        # multiprocessing's children skip atexit's functions, but run Finalize objects. They first
+        # drop those that were registered while the main module was imported, and then call the
+        # functions of register_after_fork, so another Finalize is registered there.
         finalize(self)
         register_after_fork(self, finalize)
         atexit.register(self._end)

@@ -43,7 +43,7 @@ class CudaDevice(Device):
         self._first = first
         self._first_use: FirstUse | None = None
         self._turn = ExitStack()
-        """releases the GPU locks of this process's turn"""
+        """releases this process's GPU locks when it closes"""
 
     def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
@@ -112,7 +112,8 @@ class CudaDevice(Device):
         import torch
 
         self.close()
-        # CUDA shows a process one MIG instance, and may report the UUID of the whole GPU for it.
+        # CUDA shows a process one MIG instance, and may report the UUID of the whole GPU for it,
+        # so the lock has the instance's name.
         uuids = (str(torch.cuda.get_device_properties(number).uuid) for number in numbers)
         self._turn.enter_context(locked([own_instance()] if own_instance() else uuids))
 

@@ -1,6 +1,7 @@
 """Tracks CUDA graphs: the blocks that live graphs may use, and captures that have not ended.
 
-A graph writes to the workspace that cuBLAS had on its stream, even if that block was freed since.
+A graph writes to the workspace that cuBLAS had on its stream, even if that block was freed
+since, so no test may get that block.
 """
 
 from __future__ import annotations

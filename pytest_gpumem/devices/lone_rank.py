@@ -1,7 +1,8 @@
 """Runs one rank of a distributed run without the other ranks: this process is rank r of N.
 
 On a real GPU NCCL would wait for the other ranks, so its groups are simulated like all others:
-collectives do nothing, and take no memory. On the virtual GPU, NCCL groups are PyTorch's own.
+collectives do nothing, and take no memory. On the virtual GPU, NCCL groups are PyTorch's
+``ProcessGroupNCCL``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 DEVICE_OF_GROUP: Final = Patch(
     "torch.distributed",
     "ProcessGroup.bound_device_id",
-    reason="a group bound to a device is split for subgroups, whose sizes absent ranks would send",
+    reason="splitting a group bound to a device into subgroups takes sizes from absent ranks",
 )
 BARRIERS: Final = Patch(
     "torch.distributed",
@@ -62,7 +63,7 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
         size: number of ranks.
         adapted: returns a context in which groups for the GPU can be created and used.
         variables: further environment variables.
-        nccl: whether NCCL groups are PyTorch's own; otherwise they are simulated.
+        nccl: whether NCCL groups are PyTorch's ``ProcessGroupNCCL``; else they are simulated.
         by_program: whether to create the process group only when the block calls
             ``init_process_group``.
 
@@ -121,8 +122,8 @@ def joined(  # noqa: PLR0913 - a rank, and the group that it joins
                 world_size=size,
                 device_id=device_id if nccl else None,
             )
-            # Unbind the group: one bound to a device creates subgroups with ncclCommSplit, which
-            # has no argument for their sizes and would get these from the other ranks.
+            # Unbind the group: a bound one creates subgroups with ncclCommSplit, which does not
+            # get their sizes as arguments, but from the other ranks.
             group = distributed.distributed_c10d._get_default_group()
             device = group.bound_device_id
             DEVICE_OF_GROUP.on(group, "bound_device_id", None)
@@ -163,7 +164,7 @@ def _is_bound(asked: str | None, device_id: object) -> bool:
 
 
 def _bound_to(device: object) -> Callable[[Any], Any]:
-    """Return a ``make`` to wrap ``torch.distributed.barrier``: it binds the group during a call."""
+    """Return a ``make`` to wrap ``barrier``: its group is bound to a device during each call."""
 
     @wrapped_by
     def wait(

@@ -175,7 +175,7 @@ CAPS: Final = MemoryCaps()
 
 @contextmanager
 def kept_fractions(devices: int | range) -> Iterator[None]:
-    """After the block, restore the test's fractions on some devices, and lift set limits."""
+    """After the block, restore the test's fractions on some devices, and lift the limits."""
     if not VIEW.backend.caps:
         yield
         return
@@ -194,7 +194,7 @@ def set_cap(device: int, limit: int | None, foreign: int = 0) -> None:
 
     Args:
         device: index of the device.
-        limit: bytes, foreign memory included.
+        limit: bytes, including ``foreign``.
         foreign: bytes reserved by earlier tests, which do not count towards the test's fraction.
     """
     if not VIEW.backend.caps:

@@ -85,7 +85,7 @@ class UseWatch:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
     def forget(self) -> None:
-        """Restart the peak that ``look`` compares with the allocator's; here there is none."""
+        """Restart the peak that ``look`` compares with the allocator's; a real GPU has none."""
 
     def release(self) -> None:
         """Free tensors that PyTorch keeps until the next collective; do nothing on a real GPU."""
@@ -234,7 +234,10 @@ MAX_CONTEXT: Final = 1 << 30
 
 
 def shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
-    """Yield a sentence on the device that other processes use most; none if they use no device."""
+    """Yield a sentence if other processes use, or may use, memory of a device.
+
+    With several devices the sentence is on the one that they use most.
+    """
     fullest = max(
         use, key=lambda device: (device.others, device.processes, device.besides), default=None
     )

@@ -44,7 +44,8 @@ class Choice:
     reason: str = ""
     """why there is no device; "" if there is one"""
     demanded: bool = False
-    """whether a missing device was requested by name: an error, not a reason to skip"""
+    """whether marked tests fail, instead of being skipped, if the device is missing, because it was
+    requested by name"""
 
     @property
     def card(self) -> Card | None:

@@ -1,4 +1,4 @@
-"""Import hooks on ``sys.meta_path`` that run just before and just after torch is imported.
+"""Import hooks on ``sys.meta_path``: just before torch is imported, and just after any module.
 
 The virtual GPU has to be loaded before torch is imported, and has to patch torch right after that.
 Until then a hook costs nothing, so a suite that never imports torch pays nothing.
@@ -101,7 +101,7 @@ class _CallingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # Another hook may have wrapped this loader: then the module has that hook's, which stays.
+        # If another hook wrapped this loader, the module's loader is that wrapper: keep it.
         if module.__loader__ is self:
             module.__loader__ = self._loader
         if module.__spec__ is not None and module.__spec__.loader is self:

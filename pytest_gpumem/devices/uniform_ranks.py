@@ -207,5 +207,6 @@ def simulate_uniform_ranks(stack: ExitStack) -> None:
         return result
 
     if not hasattr(getattr(bindings.FakeProcessGroup, "Options", None), "simulate_uniform_ranks"):
-        stack.enter_context(reduced_to_themselves("CPU"))  # DistributedDataParallel's, in C++
+        # DistributedDataParallel's C++ code starts collectives, which METHODS does not reach.
+        stack.enter_context(reduced_to_themselves("CPU"))
         METHODS.wrap(bindings, wrapped_by(compute), stack)

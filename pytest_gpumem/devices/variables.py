@@ -13,7 +13,7 @@ CHILDREN: Final = "GPUMEM_CHILDREN"
 """variable that lists the folders to which child processes write their figures: that of the running
 test, that of ``gpumem run``, or both"""
 SERVER_ARGUMENTS: Final = "GPUMEM_SERVER_ARGUMENTS"
-"""variable with arguments of an inference server as JSON, which replace its own"""
+"""variable with arguments, as JSON, that replace an inference server's own"""
 UNTIL_STARTED: Final = "GPUMEM_UNTIL_STARTED"
 """variable that is set if an inference server is to end once it has started"""
 PYTHON_PATH: Final = "PYTHONPATH"

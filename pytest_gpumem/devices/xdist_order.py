@@ -30,7 +30,9 @@ MIG: Final = "MIG-"
 
 
 def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Rotate the list of visible GPUs by the worker's number, unless torch has been imported.
+    """Rotate the visible GPUs by the worker's number, or choose one of several MIG instances.
+
+    Do nothing if torch has been imported.
 
     Args:
         worker: pytest-xdist's name of the worker, such as "gw1".
@@ -77,7 +79,7 @@ def turn(visible: str | None, gpus: Sequence[str], number: int, workers: int = 0
 
 
 def mig_instances(visible: str | None) -> list[str]:
-    """Return the MIG instances to distribute to workers: those with the first one's name.
+    """Return the MIG instances to distribute to workers: all with the same name as the first.
 
     Args:
         visible: ``CUDA_VISIBLE_DEVICES``; None: all instances of the machine, if each of its GPUs

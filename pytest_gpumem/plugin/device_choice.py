@@ -27,8 +27,8 @@ SETTINGS = pytest.StashKey[Settings]()
 CHOICE = pytest.StashKey["Choice"]()
 
 OF_RUN = {"gpumem_device": "GPUMEM_RUN_DEVICE", "gpumem_card": "GPUMEM_RUN_CARD"}
-"""by ini option: the environment variable in which ``gpumem run`` passes it. devices/select.py has
-the same names, but would import many modules"""
+"""by ini option: the environment variable in which ``gpumem run`` passes it. The names are
+repeated from devices/select.py, whose import would import many modules"""
 GUARD = TorchGuard()
 """chooses the device when torch is imported"""
 
@@ -104,8 +104,8 @@ def choice_of(config: pytest.Config) -> Choice:
             device.demanded = card
             config.add_cleanup(partial(setattr, device, "demanded", None))
         if settings.shown_always > device.shown_always:
-            # Values outside tests, too: files make tensors of a GPU while they are collected, as
-            # arguments of parametrize for example.
+            # Compute values outside tests, too: test files create GPU tensors while they are
+            # collected, for example as arguments of parametrize.
             config.add_cleanup(partial(setattr, device.values, "initial", device.values.initial))
             device.values.initial = settings.values
             config.add_cleanup(partial(device.show_always, device.shown_always))

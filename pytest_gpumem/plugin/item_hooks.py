@@ -60,7 +60,7 @@ class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is
 
 
 def _out_of_memory_failure(message: str, error: BaseException) -> BaseException:
-    """Return a failure, also of the error's class if possible, for ``xfail(raises=...)``."""
+    """Return a Failed that is also of the error's class if possible, for ``xfail(raises=...)``."""
     import torch
 
     classes: tuple[type, ...] = (type(error), torch.OutOfMemoryError)
@@ -152,7 +152,7 @@ class ItemHooks:
         """
         choice = self.config.stash.get(CHOICE, None)
         if choice is not None and choice.device is not None and isinstance(collector, pytest.File):
-            choice.device.values.renew()  # a file's values do not depend on those before it
+            choice.device.values.renew()  # a file's values must not depend on earlier files
         report = yield
         if report.failed and "shared object" in report.longreprtext and CHOICE in self.config.stash:
             choice = self.config.stash[CHOICE]
@@ -439,7 +439,7 @@ class ItemHooks:
     def _show_own_error(
         item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> bool:
-        """Make a report show the error of the test's own teardown; return whether that failed."""
+        """Make a report show the error of the test's own teardown; return whether there was one."""
         error, longrepr = item.stash.get(TEARDOWN_ERROR, (None, None))
         if error is None:
             return False

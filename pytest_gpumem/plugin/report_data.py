@@ -78,12 +78,13 @@ def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
 def hidden_skip(
     config: pytest.Config, path: Path, reason: str, *, whole_file: bool = False
 ) -> HiddenSkip | None:
-    """Return a record of a skip that the hidden GPU explains; None for any other.
+    """Return a record of a skip that the hidden GPU explains; None for any other skip.
 
     The virtual GPU is hidden outside of marked tests, unless ``--gpumem-visible=session``: a
     condition like ``skipif(not torch.cuda.is_available())`` is evaluated once, at import.
 
-    ``reason`` has no "Skipped: "; with ``whole_file`` the file was skipped during collection.
+    ``reason`` is without pytest's prefix "Skipped: "; with ``whole_file`` the file was skipped
+    during collection.
     """
     from pytest_gpumem.devices import virtual
 

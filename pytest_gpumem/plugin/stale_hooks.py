@@ -1,4 +1,4 @@
-"""Find stale baselines, whose tests are gone, after a full collection.
+"""Find stale baselines, whose tests no longer exist, after a full collection.
 
 ``--gpumem-stale=delete`` deletes them. Under pytest-xdist the workers collect the tests, and each
 sends the stale baselines that it found to the controller.
@@ -128,7 +128,7 @@ class StaleHooks:
         return [] if self.collection.partial else self._search(self.collection)[1]
 
     def _search(self, collection: Collection) -> tuple[list[Key], list[Key]]:
-        """Return the baselines of collected files and of files that are gone, and the stale ones.
+        """Return the baselines of collected files and of missing files, and those that are stale.
 
         Other baseline files are not read.
         """
@@ -150,7 +150,7 @@ class StaleHooks:
     def known(self) -> dict[str, Any]:
         """Return the fields of :class:`~pytest_gpumem.report.model.Origin` on stale baselines.
 
-        In a shard of the suite they are about the files that it collected.
+        In a shard of the suite they cover the files that the shard collected.
         """
         if not self.config.pluginmanager.hasplugin("dsession"):
             return self._known_here()
@@ -169,7 +169,7 @@ class StaleHooks:
         if partial:
             return {"partial": partial}
         root, here = Path(self.config.rootpath), Path(self.config.invocation_params.dir)
-        # If a test of a file is named, the file's other tests are not collected.
+        # Leave out a file if a test of it is named: its other tests are not collected.
         named = (arg.partition("::") for arg in self.config.args)
         parts = {os.path.relpath(here / path, root) for path, colons, _ in named if colons}
         whole = Collection(
@@ -210,8 +210,8 @@ class StaleHooks:
 def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:
     """Return why the command line leaves tests out; "" if it does not.
 
-    Options in ``but`` do not count. With any, tests named on the command line do not count either,
-    as a shard may name its tests.
+    Options in ``but`` do not count. If ``but`` is not empty, tests named on the command line do not
+    count either, as a shard may name its tests.
     """
     for name, option in NARROWING.items():
         if name not in but and config.getoption(name, default=None):
@@ -262,11 +262,11 @@ class Collection:
 def find_stale(
     collection: Collection, keys: Iterable[Key], exists: Callable[[str], bool]
 ) -> list[Key]:
-    """Return the keys of baselines without a test; none if the collection is incomplete.
+    """Return the keys of baselines whose tests no longer exist; [] for an incomplete collection.
 
-    A test is gone if its file is gone, or if its file was collected without it. A file that was
-    left out or skipped says nothing about its tests. A card's name among a test's parameters is
-    ignored: ``--gpumem-cards`` runs the test under that name.
+    A test no longer exists if its file does not exist, or was collected without the test. A file
+    that was left out or skipped says nothing about its tests. A card's name among a test's
+    parameters is ignored: ``--gpumem-cards`` runs the test under that name.
     """
     from pytest_gpumem.devices.cards import CARDS
 

@@ -50,10 +50,10 @@ def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
 
 
 def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
-    """Yield a warning per source line that made tests fail, most tests first.
+    """Yield a warning per source line that made tests fail, the line with most tests first.
 
     They are warnings because GitHub shows ten of these per step in addition to ten errors. A line
-    outside ``workspace``, the repository's folder, cannot be annotated.
+    outside ``workspace``, the repository's folder, is skipped: GitHub cannot annotate it.
     """
     groups: dict[tuple[str, int], list[tuple[Result, str]]] = {}
     for result in sorted(results, key=urgency):

@@ -36,7 +36,7 @@ class SavedReport:
     """A report read from a file."""
 
     report: Report
-    """the report, without timelines and the courses of baselines, which are not saved"""
+    """the report, without timelines and the baselines' ``Breakdown.course``, which are not saved"""
     created: str
     """when it was written: "2026-11-21T15:06:07Z" """
     gpumem: str = __version__
@@ -56,8 +56,8 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
 def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> Iterator[str]:
     """Yield a report as lines of JSON, one per result, so that ``grep`` and diffs work on it.
 
-    Timelines and the courses of baselines are left out: they only serve drawings, and take
-    megabytes. ``created`` is date and time: "2026-11-21T15:06:07Z".
+    Timelines and the baselines' ``Breakdown.course`` are left out: they only serve drawings, and
+    take megabytes. ``created`` is date and time: "2026-11-21T15:06:07Z".
 
     Raises:
         ReportError: a figure is not a whole number of bytes, or a name is not text.

@@ -1,9 +1,9 @@
 """Define the JSON report's fields, as documented in docs/reference/json-report.md.
 
-Most fields are derived from the records. Some forms have their record's field names, and rename
-those whose JSON names differ (``rename``). After the release of 0.1.0 every change needs a new
-``FORMAT``, so that older versions can name the problem; new fields then need a default, so that old
-reports can be read.
+Most structs are derived from the records (``Forms`` in files/json_forms.py). The others have their
+record's field names, and rename those whose JSON names differ (``rename``). After the release of
+0.1.0 every change needs a new ``FORMAT``, so that older versions can name the problem; new fields
+then need a default, so that old reports can be read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A JSON object that has these fields and no other."""
 
     def __init_subclass__(cls) -> None:
-        """Name the form after its record: the published schema's definitions use these names."""
+        """Remove "Json" from the class's name, which the published schema's definitions use."""
         cls.__name__ = cls.__name__.removesuffix("Json")
 
 
@@ -45,7 +45,7 @@ class OfDeviceJson(Strict, frozen=True):
 
 
 if TYPE_CHECKING:
-    # These forms have the fields of their record.
+    # For type checkers, each struct that Forms derives from a record is the record itself.
     from pytest_gpumem.judge.verdict import Cause as CauseJson
     from pytest_gpumem.judge.verdict import Comparison as ComparisonJson
     from pytest_gpumem.judge.verdict import Lead as LeadJson
@@ -95,7 +95,7 @@ _TEXTS: Final = {"note_texts": "notes", "hint_texts": "hints"}
 
 
 class _Noted:
-    """Combines a form's notes and hints with their kinds."""
+    """Combines the sentences of notes and hints with their kinds."""
 
     note_texts: tuple[str, ...]
     note_kinds: tuple[NoteKind, ...]

@@ -116,10 +116,10 @@ def merge(
 
 
 def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
-    """Return the baselines whose tests are gone: no session collected them.
+    """Return the baselines whose tests no longer exist: no session collected them.
 
-    Sessions that did not collect a file say nothing about its tests, unless the file itself is
-    gone.
+    Sessions that did not collect a file say nothing about its tests, unless the file does not
+    exist.
     """
     stale = set()
     by_folder: dict[str, list[Origin]] = defaultdict(list)

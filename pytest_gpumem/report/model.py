@@ -62,7 +62,7 @@ class Origin:
     collected: tuple[str, ...] = ()
     """test files with baselines that were collected without an error"""
     unseen: tuple[Key, ...] = ()
-    """baselines of tests that these files did not contain, or of files that are gone"""
+    """baselines of tests that these files did not contain, or whose files do not exist"""
     partial: str = ""
     """why stale baselines are unknown; "" if ``unseen`` has them"""
 
@@ -73,8 +73,7 @@ class OwnOutcome:
 
     nodeid: str
     word: str
-    """pytest's word: "failed", "error" (in a fixture), "skipped" or "xfailed", as it counts the
-    test"""
+    """pytest's word for the outcome: "failed", "error" (in a fixture), "skipped" or "xfailed" """
     message: str
     """the error in one line, or the reason of the skip"""
     text: str = ""
@@ -105,7 +104,7 @@ class Report:
     options: Mapping[str, str] = field(default_factory=dict)
     """the options that affect verdicts, by flag"""
     remarks: tuple[str, ...] = ()
-    """sentences about the session, as on skipped tests or unreadable files"""
+    """sentences about the session, such as on skipped tests or unreadable files"""
     arguments: tuple[str, ...] = ()
     """files and folders on the command line, and options that left tests out; not in JSON"""
 

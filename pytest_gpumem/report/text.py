@@ -54,7 +54,7 @@ def columns(text: str) -> int:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Return text that the terminal can show: pure ASCII if its encoding lacks the arrow."""
+    """Return text that the terminal can show: pure ASCII if its encoding lacks "…" or "→"."""
     try:
         "…→".encode(encoding)
     except (UnicodeEncodeError, LookupError):

@@ -155,7 +155,8 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
     trouble_lines = tuple(f"gpumem: {printable(line)}" for line in lines[:MAX_NAMES])
     if len(lines) > MAX_NAMES:
         trouble_lines += (f"gpumem: and {len(lines) - MAX_NAMES} more",)
-    # Without -k, a test that failed before it was measured keeps its baseline: it refuses nothing.
+    # Without -k, a test that failed before it was measured only keeps its baseline: the other
+    # tests are accepted.
     if (refusals or (without and chosen is not None)) and not arguments.skip_refused:
         remedy = "gpumem: nothing was written; --skip-refused accepts the other tests"
         return Outcome("", BAD_INPUT, (*trouble_lines, remedy))
@@ -275,8 +276,8 @@ def _tests(
 ) -> Iterator[_ReportedTest]:
     """Yield the tests to accept.
 
-    ``chosen`` selects tests by nodeid. If it is None, these are all tests with ``every``, or else
-    those whose memory changed or made them fail.
+    ``chosen`` selects tests by nodeid. If it is None, ``every`` selects all tests; without
+    ``every`` these are the tests whose memory changed or made them fail.
     """
     groups: dict[tuple[int, str, str], list[Result]] = {}
     for result in merged.report.results:

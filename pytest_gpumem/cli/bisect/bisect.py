@@ -45,7 +45,7 @@ FOLDER: Final = ".gpumem-bisect"
 TIMEOUT: Final = 3600
 OUT_OF_MEMORY: Final = math.inf
 BEGINNING: Final = rb'\{\s*"package": ".*",\s*"good": '
-"""pattern for the first bytes of ``--json``'s file"""
+"""pattern for the first bytes of a file that ``--json`` may replace"""
 
 
 class Followed(NamedTuple):
@@ -321,8 +321,8 @@ class Bisection:
 def leading_growth(good: VersionFigures, bad: VersionFigures) -> Followed | None:
     """Return the figure that grew most beyond its tolerance; None if none did.
 
-    A test that newly runs out of memory comes first, then peak allocated, as it repeats to the
-    byte. Pinned memory is skipped if it was 0 with another torch: an older torch does not count it.
+    A test that newly runs out of memory comes first, then peak allocated, as it is equal in every
+    run. Pinned memory is skipped if it was 0 with another torch: an older torch does not count it.
     """
     for key in sorted(bad.out_of_memory - good.out_of_memory):
         if key in good.entries:

@@ -141,7 +141,7 @@ def grouped(path: Path, old: str, new: str) -> Iterator[Group]:
                 if program != _program(new):
                     yield group
                 group = ()
-    if group:  # the file as it is does not parse
+    if group:  # even with these edits undone the file does not parse
         yield group
 
 

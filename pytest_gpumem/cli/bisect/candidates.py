@@ -36,7 +36,7 @@ _PEP_440: Final = re.compile(VERSION_PATTERN, re.VERBOSE | re.IGNORECASE)
 INDEX: Final = "https://pypi.org/simple"
 JSON: Final = "application/vnd.pypi.simple.v1+json"
 LATER: Final = timedelta(days=1)
-"""two packages of one release are uploaded within this time, in either order"""
+"""maximum time between the uploads of packages that are released together, in either order"""
 TIMEOUT: Final = 60
 """seconds to wait for the index's response"""
 

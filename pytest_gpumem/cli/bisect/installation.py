@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME: Final = re.compile(r"[A-Za-z0-9][-_.A-Za-z0-9]*")
 UNSET: Final = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
-"""variables that would make a Python of another environment use modules or files of this one"""
+"""variables that would make another environment's Python use modules or files of this one"""
 
 LIGHT: Final = (sys.executable, "-m", "pytest_gpumem", "light", "--cudnn")
 """command that prints requirements without NVIDIA's packages, except cuDNN"""

@@ -87,7 +87,7 @@ class Trials:
             ignore.write_text("*\n", encoding="utf-8")
 
     def is_known(self, version: str) -> bool:
-        """Return whether an earlier search tried this version."""
+        """Return whether the folder has a result of this version."""
         return self._path(version, "json").exists() or self._path(version, "skipped").exists()
 
     def report(self, version: str) -> SavedReport:

@@ -1,6 +1,7 @@
 """Run pytest with replaced sources: ``python -m pytest_gpumem.cli.bisect.undone``.
 
-The arguments are a JSON file that maps paths to sources, and then pytest's. No file is changed.
+The arguments are a JSON file that maps paths to sources, and pytest's arguments. No file is
+changed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> None:
         source = sources.get(os.path.realpath(loader.path))
         if source is None:
             return get_code(loader, name)
-        _cache_lines(loader.path, source)  # it may be a symbolic link
+        _cache_lines(loader.path, source)  # the path may be a symbolic link
         return compile(source, loader.path, "exec", dont_inherit=True)
 
     SourceFileLoader.get_code = code_of  # type: ignore[assignment, method-assign]

@@ -102,7 +102,7 @@ class EntryChange:
 
     @cached_property
     def cause(self) -> str:
-        """The category and line that grew most, if both have a breakdown; else ""."""
+        """The category and line that grew most; "" if ``old`` or ``new`` has no breakdown."""
         if not self.rows or self.old is None or self.new is None:
             return ""
         measured = [Attribution(breakdown) for breakdown in self.new.breakdowns]

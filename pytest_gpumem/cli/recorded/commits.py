@@ -1,7 +1,7 @@
 """Read the history of baselines from git: the changes of each commit in their folder.
 
 Only first parents are followed: a merge is one step that contains all changes of the merged branch.
-The working tree's changes are the last step.
+The working tree's changes are the newest step.
 """
 
 from __future__ import annotations
@@ -204,7 +204,10 @@ def _ends(path: Path, ending: str) -> bool:
 
 
 def commits_of(root: Path, folder: str, ending: str) -> list[Commit]:
-    """Return the commits that changed a folder's files with an ending, newest first; [] if none."""
+    """Return the commits that changed a folder's files whose paths end in ``ending``, newest first.
+
+    Without a commit, the list is empty.
+    """
     git = ("-C", str(root))
     try:
         run_git(*git, "rev-parse", "--verify", "--quiet", "HEAD")
@@ -224,7 +227,7 @@ def commits_of(root: Path, folder: str, ending: str) -> list[Commit]:
 
 
 def working_files(root: Path, folder: str, ending: str) -> dict[Path, str]:
-    """Map the working tree's files with an ending to the blob hashes that git computes for them."""
+    """Map the working tree's files whose paths end in ``ending`` to their blob hashes."""
     git = ("-C", str(root))
     place = f":(top,literal){folder}" if folder else ":/"
     options = ("-z", "--cached", "--others", "--exclude-standard", "--", place)

@@ -1,1 +1,1 @@
-"""``gpumem verify``: measure steps on this machine's GPU, and predict them for it."""
+"""``gpumem verify``: measure steps on a GPU, and check the virtual GPU's predictions."""

@@ -36,7 +36,7 @@ DESCRIPTION: Final = (
 )
 FORMAT: Final = 1
 BEGINNING: Final = rb'\{\s*"format": \d+,\s*"gpumem": ".*",\s*"card": '
-"""pattern for the first bytes of ``--json``'s file"""
+"""pattern for the first bytes of a file that ``--json`` may replace"""
 LIMIT: Final = 0.01
 """relative difference of peak allocated above which the command fails"""
 FIGURES: Final = ("allocated", "reserved")

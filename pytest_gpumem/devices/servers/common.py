@@ -41,7 +41,7 @@ def counting_graphs() -> Iterator[Counter]:
 
 @contextmanager
 def reporting_refusals(watch: ServerWatch, server: str) -> Iterator[None]:
-    """Report an error of the block that means that there is not enough memory."""
+    """Report an error that the block raises for lack of memory, and let it propagate."""
     try:
         yield
     except Exception as error:

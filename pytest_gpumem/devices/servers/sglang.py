@@ -96,7 +96,7 @@ def watch_cache(watch: ServerWatch, module: ModuleType) -> None:
 
 
 def end_instead(_watch: ServerWatch, module: ModuleType) -> None:
-    """Make SGLang end its own process as Ctrl-C would, instead of with SIGKILL."""
+    """Make SGLang end its own process by an exception in the main thread, not by SIGKILL."""
 
     def kill(kill_tree: Callable[..., None], process: int | None, **options: Any) -> None:  # noqa: ANN401 - SGLang's
         if process != os.getpid():

@@ -85,7 +85,7 @@ def watch_worker(watch: ServerWatch, module: ModuleType) -> None:
 
 
 def watch_core(watch: ServerWatch, module: ModuleType) -> None:
-    """Report the bytes of KV cache that one request needs, and vLLM's error if there are fewer."""
+    """Report the KV cache that one request needs, in bytes, and vLLM's error if less is left."""
 
     def sized(get_configs: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - vLLM's
         with watch.observing(_server()):

@@ -56,7 +56,7 @@ MAX_SITES = 12
 MAX_OPEN = 3
 """sections of failures that are open at first"""
 MAX_SECTION_CAUSES = 3
-"""causes at the top of a section; its table has all lines"""
+"""causes at the top of a section; the section's table has up to MAX_SITES lines"""
 
 COLUMNS = ("device", "batch", "allocated", "reserved", "pinned", "change", "budget")
 """columns between a test's name and its verdict"""
@@ -74,7 +74,7 @@ class DeviceSection(NamedTuple):
     drawing: Drawing | None
     legend: tuple[Category, ...]
     ghost: bool
-    """whether the baseline's course is drawn over the timeline"""
+    """whether the baseline's memory over time is drawn over the timeline"""
     undrawn: bool
     """whether the device has a timeline that is not drawn"""
 
@@ -263,7 +263,7 @@ def _attributions(result: Result) -> Sequence[Attribution]:
 
 
 def limits_of(result: Result, device: int) -> list[LimitLine]:
-    """Return the levels drawn in a device's timeline: budgets, the card, the baseline."""
+    """Return the levels drawn in a device's timeline: its memory, budgets, the baseline's peak."""
     measurement = result.measurement
     if measurement is None:
         return []
@@ -283,7 +283,7 @@ def limits_of(result: Result, device: int) -> list[LimitLine]:
 
 
 def ghost_of(result: Result, device: int) -> tuple[int, ...]:
-    """Return the baseline's memory over time, to draw behind this run's; () if unknown or equal."""
+    """Return the baseline's memory over time, to draw over this run's; () if unknown or equal."""
     breakdowns, attributions = result.breakdowns_before, _attributions(result)
     if min(len(breakdowns), len(attributions)) <= device:
         return ()

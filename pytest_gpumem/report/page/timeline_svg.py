@@ -355,7 +355,7 @@ def refusal_mark(refused: tuple[int, int, str], scale: _Scale) -> str:
 def points_json(timeline: Timeline, ghost: Sequence[int] = ()) -> str:
     """Serialize the points as JSON; each column lists only the points at which it changes.
 
-    The baseline's levels, at equal distances, are in bytes, and not in units of a block.
+    ``ghost`` is the baseline's memory at equal distances; it is in bytes, not in units of a block.
     """
     columns: dict[str, Sequence[int]] = {
         name: timeline.categories[name] for name in categories_of(timeline)

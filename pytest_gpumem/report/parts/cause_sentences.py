@@ -142,7 +142,7 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
 
 
 def _by_keeper(results: Sequence[Result]) -> Iterable[list[Result]]:
-    """Split failures of one line by their keepers.
+    """Split failures of one line by their keepers: the objects that keep its memory alive.
 
     Keepers are searched only for the first of many similar tests. So if the failures with keepers
     form one group, those without keepers join it.

@@ -33,7 +33,7 @@ def figure_cells(result: Result) -> tuple[str, str, str, str, str]:
 
 
 def peak_cells(measurement: Measurement) -> tuple[str, str]:
-    """Format both peaks in MiB; after out of memory the needed peaks, or ">" and those so far."""
+    """Format both peaks in MiB; after out of memory the peaks needed, or ">" and those reached."""
     oom, sign = measurement.out_of_memory, ""
     allocated, reserved = measurement.peak_allocated, measurement.peak_reserved
     if oom and oom.needed:
@@ -49,7 +49,7 @@ def pinned_cell(result: Result) -> str:
 
 
 def change_cell(result: Result) -> str:
-    """Format how far the figure to report first is from the baseline, in MiB and percent.
+    """Format the leading figure's difference from its baseline, in MiB and percent.
 
     "new" if there is no baseline, "n/a" if it could not be compared.
     """
@@ -65,7 +65,7 @@ def change_cell(result: Result) -> str:
 def budget_cell(result: Result) -> str:
     """Format the used share of the tightest budget, never rounded across the limit.
 
-    Without a budget ">100%" after out of memory, else "".
+    Without a budget: ">100%" after out of memory, else "".
     """
     budgeted = [(row.measured, row.budget) for row in result.verdict.comparisons if row.budget]
     if not budgeted:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 MIN_TESTS: Final = 3
 """tests that must change together for the toolchain to be named as the cause"""
 NEARBY: Final = 20
-"""amounts are close if they differ from their median by at most 1/NEARBY of it, or 1 MiB"""
+"""amounts are close if they differ from their median by at most 1/NEARBY of it, or
+1 MiB if that is more"""
 
 
 @dataclass(frozen=True)

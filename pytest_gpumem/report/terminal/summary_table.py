@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 FEW_ROWS = 25
-"""up to so many results are all listed; of more, only those whose verdict is not "ok" """
+"""if there are more results than this, those with the verdict "ok" are not listed"""
 MAX_NOTES = 10
 """notes below the table; each kind that warns of a wrong figure is shown once in any case"""
 
@@ -94,8 +94,8 @@ def summary_table(results: Sequence[Result], verbosity: int = 0, width: int = 80
 def _rows(results: Sequence[Result]) -> list[TableRow]:
     """Return a row per result, by file and device in the order of their first results.
 
-    Each group starts with its file and device, where they differ; a failed test's cause follows its
-    row.
+    Each group starts with a heading of its file, if there are several files, and of its device, if
+    there are several devices. A failed test's cause follows its row.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
