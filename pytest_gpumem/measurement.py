@@ -539,7 +539,10 @@ class Measurement(Fullest, Hinted):
         return min((start.tokens for start in self.servers), default=None)
 
     def reserved_before(self, device: int) -> int:
-        """Return the bytes reserved before a part began if the part reserved no more, else 0."""
+        """Return the bytes reserved before a part began, if the part reserved no more, else 0.
+
+        Also 0 if less than MIN_INHERITED of them are free at the peak, or memory ran out.
+        """
         if len(self.began) <= device or self.out_of_memory is not None:
             return 0
         before, peak = self.began[device].reserved, self.peaks[device]

@@ -275,7 +275,7 @@ class JudgedProgram:
         run, results = self._session.run, []
         refused = any(start.refusal for start in self._children.server_starts())
         if error is None and refused and not passed:
-            # SGLang ends with sys.exit(1), of which only the exit status is left.
+            # SGLang calls sys.exit(1), which UserProgram.run turned into a status.
             error = SystemExit("the server did not start")
         unused = run is None or run.is_unused
         used_below = self._processes_used_a_gpu(passed=passed, alone=unused)

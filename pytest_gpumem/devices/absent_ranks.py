@@ -205,7 +205,7 @@ def _replaced(kind: Any, make: Callable[..., object], made: Any) -> Any:
 
 
 def _keep_stores_in_process(distributed: Any, stack: ExitStack) -> None:
-    """Create shared stores in this process; reading a key that this rank has not set raises."""
+    """Replace stores that ranks share by stores of this process, with its keys only."""
     plain: Any = distributed.HashStore
 
     def kept(kind: Any) -> Any:

@@ -114,7 +114,7 @@ def real_gpu_expected(amd_file: Path = AMD_FILE) -> bool:
     A ROCm build of torch needs a GPU of AMD's, any other build one of NVIDIA's.
     """
     if is_inherited():
-        return False  # a child process of a virtual GPU sees no driver
+        return False  # child processes on the virtual GPU see no driver
     # HIP reads CUDA's variable too (ROCm's documentation, "GPU isolation techniques").
     variables = ["CUDA_VISIBLE_DEVICES"]
     amd = False

@@ -56,8 +56,8 @@ def choices(blocks: Sequence[KeptBlock], extra: ExtraBlocks) -> list[NamedKeeper
     """Return the keepers that caused the growth of one line.
 
     If sizes do not decide, prefer blocks that earlier steps allocated: blocks of the set-up and of
-    the peak's own step are there without a growth, too. If that does not decide either, up to three
-    names are joined: "x or y".
+    the peak's own step are alive at the peak even if nothing grew. If that does not decide either,
+    up to three names are joined: "x or y".
     """
     every = range(len(blocks))
     earlier = [at for at in every if blocks[at].earlier]

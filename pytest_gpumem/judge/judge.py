@@ -335,7 +335,7 @@ def _over_budget(case: Judged) -> Verdict | None:
 
 
 def _beyond_bound(case: Judged) -> Verdict | None:
-    """Judge lower limits, and limits on figures that have no baseline; None if all hold."""
+    """Judge lower limits, and limits on active and held memory; None if all hold."""
     bounds = [case.at_least(bound) for bound in case.relations if not bound.relation.is_limit]
     broken = [bound for bound in bounds if bound.excess > 0]
     if not broken:

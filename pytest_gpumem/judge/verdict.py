@@ -123,8 +123,8 @@ class Kind(str, Enum):
     """an inference server refused to start for lack of memory, or is too close to a limit to
     predict: fails"""
     UNDER_LIMIT = ("under limit", 3, "bad", "○", False, False, "it is under a limit")
-    """a part's figure is below ``at_least`` or ``more_than``, or parts are not in their order:
-    fails"""
+    """a part's figure is below ``at_least`` or ``more_than``, or parts are not in the declared
+    order: fails"""
     REGRESSED = ("regressed", 5, "bad", "○", True, True, "")
     """a peak, or its growth with the batch size, is above the baseline by more than the tolerance:
     fails"""

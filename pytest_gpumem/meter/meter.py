@@ -171,7 +171,7 @@ class Meter:
         self._stack.callback(self.recording.abandon)
         if self._record:
             self.recording.start()
-        self._stack.callback(switch_on)  # called first: only the caching allocator frees plugs
+        self._stack.callback(switch_on)  # first at the end: plugs need the caching allocator
         self._begin()
 
     def _begin(self) -> None:

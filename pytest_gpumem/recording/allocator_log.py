@@ -246,7 +246,7 @@ class AllocatorLog:
 
 
 def rounded_size(size: int, divisions: Sequence[int]) -> int:
-    """Round a request up to the least size of its block; a block that is not split is larger.
+    """Round a request up to the smallest block that serves it; the allocator may use a larger one.
 
     ``divisions`` are those of ``roundup_power2_divisions``, one per power of two.
     """

@@ -49,7 +49,7 @@ class Uncounted:
     __slots__ = ("_count", "_enabled")
 
     at_entering: ClassVar[int] = 0
-    """change of the count by an empty block: Python 3.11 frees the bound method that it called"""
+    """change of the count as the block is entered: Python 3.11 frees the bound ``__enter__``"""
 
     def __enter__(self) -> None:
         """Stop collections, and remember the count."""

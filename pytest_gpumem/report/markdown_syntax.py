@@ -49,8 +49,8 @@ def prose(sentence: str) -> str:
 
 def pipe_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of cells that are already Markdown, without empty columns; "" without rows."""
-    # tabulate is not used: it pads each cell to its column's width, so one long name makes every
-    # row as long, and GitHub accepts 1 MiB. It does not escape cells either.
+    # Not by tabulate: it does not escape cells, and pads them to their column's width, so that one
+    # long name makes every row as long (GitHub accepts 1 MiB).
     table = list(rows)
     used = [i for i in range(len(titles)) if any(row[i] for row in table)]
     if not used:

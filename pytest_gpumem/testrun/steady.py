@@ -93,7 +93,8 @@ def _with_growth(runner: Runner, explainer: Explainer, test: EndedTest) -> Measu
     outliving = _holders(run, growing, ends, recording)
     outlived = {index: _levels_outlived(run, index, ends, recording) for index in growing}
     again = _run_collecting(runner, test.item, run, growing)
-    # The second run need not pass if it had as many steps: an assertion on the peak may fail later.
+    # Use a failed second run, too, if it had as many steps as the first: the test's assertion on
+    # the peak may fail after the last step.
     is_alike = again.ran and len(again.ends) == len(ends)
     if is_alike:
         collected = list(zip(*(end.requested for end in again.ends), strict=True))

@@ -87,8 +87,8 @@ def _worktree(revision: str, folder: Path) -> Iterator[tuple[str, Path, dict[str
         top = os.path.realpath(root)
         entries = map(os.path.realpath, [*sys.path, os.curdir, str(root), str(root / "src")])
         within = (os.path.relpath(entry, top) for entry in entries)
-        # Skip folders of an environment inside the repository: the worktree lacks them.
         paths = [str(folder / entry) for entry in within if not entry.startswith(os.pardir)]
+        # The worktree has tracked files only: skip folders such as a virtual environment's.
         paths = [path for path in paths if Path(path).is_dir()]
         paths += filter(None, [os.environ.get("PYTHONPATH")])
         yield top, place, {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -307,7 +307,7 @@ class VirtualDevice(Device):
             if is_first:
                 self.library.set_kernel_architectures(torch)
                 self.library.set_card(card)
-                with warnings.catch_warnings():  # PyTorch warns if its kernels do not fit the card
+                with warnings.catch_warnings():  # PyTorch warns if it was not built for the card
                     warnings.simplefilter("ignore")
                     start_cuda()
             self.library.set_first_total(0)

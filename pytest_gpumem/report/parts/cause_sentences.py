@@ -108,7 +108,7 @@ def short_message(results: Iterable[Result]) -> str:
 
 
 def change_words(row: Comparison) -> str:
-    """Format a difference: "+250.00 MiB (+12.4%)", or "... reserved" if of another peak."""
+    """Format a difference: "+250.00 MiB (+12.4%)", or "+250.00 MiB reserved (+12.4%)"."""
     difference = row.difference or 0
     share = f" ({100 * difference / row.baseline:+.1f}%)" if row.baseline else ""
     peak = "" if row.peak == "allocated" else f" {row.peak}"

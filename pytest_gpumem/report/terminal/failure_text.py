@@ -74,7 +74,7 @@ def failure_section(
         comparisons = aligned_table(rows, ["left", *("right" for _ in used[1:])])
     hints = hints_of(result)
     sentences = []
-    if verdict.kind is not Kind.OUT_OF_MEMORY:  # the table of facts already has these figures
+    if verdict.kind is not Kind.OUT_OF_MEMORY:  # else the table of facts has these
         sentences.append(wrapped("step: ", circumstances(result), width))
     notes = told_notes(verdict.notes, hints)
     sentences += [wrapped("note: ", note.text, width) for note in notes]

@@ -140,7 +140,7 @@ class KernelTiming:
         self._has_compiled = True
 
     def _allocates(self) -> bool:
-        """Return whether the memory that a GPU takes to time Inductor's kernels is allocated."""
+        """Return whether to allocate what a GPU takes to time kernels, or only to report it."""
         return WATCH.is_profiling and self._has_compiled
 
     def _see_choice(self, tuner: Any, *args: Any, **kwargs: Any) -> None:

@@ -75,7 +75,8 @@ class Budget:
             inputs: all tensors among its arguments.
             outputs: tensors that it writes.
             result: the CUDA operator's result; None before it has run.
-            known_bytes: bytes of its inputs; None: some are unknown.
+            known_bytes: total bytes of its inputs; None if values of some are unknown, or one is
+                too large to compute.
         """
         if self._full:
             return self.has_room(sum(tensor.nbytes for tensor in outputs), inputs)

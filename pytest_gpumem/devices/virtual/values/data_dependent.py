@@ -324,7 +324,7 @@ copies("aten::linalg_lstsq")(lambda result, _: [bytes([False])] if result[0].num
 
 @copies("aten::_linalg_eigh", "aten::linalg_matrix_sqrth")
 def no_error_copies(_result: object, args: Arguments) -> list[bytes]:
-    """Return a false error flag: on an error, computing on the host would have raised."""
+    """Return an error flag, which is false: on an error, the host would have raised."""
     return [bytes([False])] if _matrices(args).numel() else []
 
 

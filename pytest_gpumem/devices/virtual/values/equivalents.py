@@ -109,7 +109,7 @@ for name in ("_fused_dropout", "_fused_rms_norm_backward"):
 
 ALIGNED: Final = True
 """value of ``align_corners`` for which PyTorch calls cuDNN's grid functions; these interpolate
-linearly, with zeros outside of the grid"""
+linearly, with zeros outside of the input"""
 EQUIVALENTS.update(
     {
         "aten::_masked_scale": lambda values, mask, scale: values * mask * scale,

@@ -402,8 +402,8 @@ class ValueMode:
         if traits.allocates:
             plan = None
         elif plan is None and not written and all(map(self.host.fits, fresh)):
-            # Sizes and branches depend on masks and integers: these are computed even if their
-            # inputs have to be assumed.
+            # Sizes and branches depend on masks and integers: small ones are computed even if
+            # their inputs have to be assumed.
             are_real = all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
             decides = not are_real and all(map(self.host.is_small, fresh))
             plan = self.host.plan(call, call.inputs(), decides=decides, fresh=fresh, result=result)

@@ -124,7 +124,7 @@ inner operators are intercepted"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
 READERS: Final = {READS, "is_nonzero"}
-"""operators that read back a tensor's number and return it; COPIES has all others that read back"""
+"""operators that return the value of a tensor of one element; COPIES has others that read back"""
 SORTING: Final = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "_unique2", "unique_dim"}
 """operators that sort their first argument"""
 NETWORKS: Final = {"_cudnn_rnn", "_cudnn_rnn_backward"}

@@ -148,8 +148,8 @@ def differentiated(
 
 # -- cells of networks that do not use cuDNN --
 #
-# The workspace is read by the backward pass alone. Unlike CUDA's workspace, it has the gates before
-# their activations, because PyTorch's own backward passes for the CPU take these.
+# The workspace is read by the backward pass alone. Unlike CUDA's workspace, it stores the gates
+# before sigmoid and tanh, as PyTorch's own backward passes for the CPU expect.
 
 
 def _added(gates: Tensor, bias: Tensor | None) -> Tensor:
