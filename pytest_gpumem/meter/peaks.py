@@ -32,8 +32,8 @@ MIN_SHARE: Final = 1000
 class Held(NamedTuple):
     """What one device holds at a moment, or the highest of each figure in a stretch of a step.
 
-    To measure another figure, add a field here and read it in ``meter/reading.py``: :func:`plus`,
-    :func:`minus` and :func:`maximum` combine all fields.
+    To measure another figure, add a field here, read it in ``meter/reading.py``, and compute it in
+    ``Pins.update``: :func:`plus`, :func:`minus` and :func:`maximum` combine all fields.
     """
 
     allocated: int = 0

@@ -154,12 +154,11 @@ def hints_of(result: Result) -> list[Note]:
 
     Autocast would lower any peak, so its hint is given only where memory is over its limit.
     """
-    measurement = result.measurement
-    if measurement is None:
+    measurement, verdict = result.measurement, result.verdict
+    if measurement is None or verdict.not_of_peak:
         return []
     hints = [hint for attribution in measurement.attributions for hint in attribution.hints]
-    verdict = result.verdict
-    if not verdict.not_of_peak and verdict.kind is not Kind.UNDER_LIMIT:
+    if verdict.kind is not Kind.UNDER_LIMIT:
         hints += measurement.hints  # ways to lower the peak
     over = result.device_over_limit is not None
     return [hint for hint in dict.fromkeys(hints) if over or hint.kind is not NoteKind.AUTOCAST]

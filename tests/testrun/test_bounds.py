@@ -123,6 +123,29 @@ def test_lines_of_the_peak_are_no_cause_of_held_memory(suite, relation):
     assert "the allocator had reserved" not in session
 
 
+HINTED = """
+@pytest.mark.gpu_memory(baseline=False)
+def test_trains(gpu_memory):
+    layers = [torch.nn.Linear(1024, 1024, device="cuda") for _ in range(20)]
+    model, x = torch.nn.Sequential(*layers), torch.zeros(8192, 1024, device="cuda")
+    with gpu_memory.measure("steps", figure={figure!r}, at_most="before + 1MiB"):
+        sgd = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            loss = model(x).sum()
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+"""
+
+
+def test_hints_of_the_peak_are_none_of_held_memory(suite):
+    for figure, count in (("allocated", 1), ("held", 0)):
+        source = HINTED.format(figure=figure)
+        session = suite.run("--gpumem-attribution=on", source=source)
+        assert session.verdicts()["test_trains (steps)"] == "over budget"
+        assert session.flat.count("were still allocated at the peak") == count, session.out
+
+
 CHAIN = """
 @pytest.mark.gpu_memory(baseline=False)
 def test_chain(gpu_memory):
