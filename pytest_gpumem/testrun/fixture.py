@@ -155,12 +155,13 @@ class GpuMemory:
 
         Args:
             name: unique within the test's parts.
-            declared: max_gib, max_allocated_gib, max_reserved_gib, tolerance, batch_size and
-                baseline, as on the marker; at_most, less_than, at_least and more_than, limits that
-                depend on an earlier part, or on the memory before: ``at_most="eager + 64MiB"``,
-                ``at_most=1.1, of=eager``, ``less_than=eager``, ``at_most="before + 50MiB"``;
-                figure, the figure that those limits apply to: "allocated" (peak), "reserved"
-                (peak), "active" (peak) or "held" (allocated at the end).
+            declared: fields of the marker that a part may have (docs/reference/marker.md), such as
+                max_allocated_gib, tolerance and baseline; at_most, less_than, at_least and
+                more_than, limits that depend on an earlier part, or on the memory before:
+                ``at_most="eager + 64MiB"``, ``at_most=1.1, of=eager``, ``less_than=eager``,
+                ``at_most="before + 50MiB"``; figure, the figure that those limits apply to:
+                "allocated" (peak), "reserved" (peak), "active" (peak) or "held" (allocated at the
+                end).
 
         Returns:
             a context manager that yields :class:`PartFigures`.
