@@ -9,19 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.result import too_much
 from pytest_gpumem.judge.verdict import unexplained
 from pytest_gpumem.measurement import PeakRange
 from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.testrun.part_limits import bounds
 from pytest_gpumem.testrun.rerun import may_run_again
 from pytest_gpumem.testrun.second_runs import LEAST_SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement, Peak
+    from pytest_gpumem.relations import Bound
     from pytest_gpumem.testrun.judging import EndedTest, Judging
     from pytest_gpumem.testrun.rerun import Runner
 
@@ -34,7 +36,8 @@ class UnknownSizesStage:
 
     def applies(self, test: EndedTest) -> bool:
         """See :class:`Stage`."""
-        return too_much(test.results) and bool(test.run.device.values.bounds(test.run.root))
+        needs_too_much = any(map(_needs_too_much, test.results))
+        return needs_too_much and bool(test.run.device.values.bounds(test.run.root))
 
     def __call__(self, test: EndedTest) -> EndedTest:
         """See :class:`Stage`."""
@@ -44,6 +47,7 @@ class UnknownSizesStage:
             recorded = run.recorded(test.measured)
         places = run.device.values.bounds(run.root)
         least: dict[str, tuple[Peak, ...]] = {}
+        relations: dict[str, Sequence[Bound]] = {}
         if may_run_again(run.spec) and not test.debugging:
             with (
                 run.device.values.least_sizes(),
@@ -55,7 +59,8 @@ class UnknownSizesStage:
             ):
                 if attempt.passed and not attempt.left:
                     least = {part: run.peaks_of(part) for part in test.measured}
-        anyway = self._too_much(test, least)
+                    relations = {part: bounds(run.parts, part) for part in run.parts}
+        anyway = self._too_much(test._replace(relations=relations), least)
         measured = {
             part: (spec, bounded(kept, least.get(part, ()), places, too_much_anyway=part in anyway))
             for part, (spec, kept) in test.measured.items()
@@ -71,7 +76,12 @@ class UnknownSizesStage:
         }
         explain = dict.fromkeys(measured, unexplained)
         results = self._judging.results(test._replace(measured=measured), explain)
-        return {result.part for result in results if too_much([result])}
+        return {result.part for result in results if _needs_too_much(result)}
+
+
+def _needs_too_much(result: Result) -> bool:
+    verdict = result.verdict
+    return verdict.failed and verdict.kind.too_much and not result.is_host_too_much
 
 
 def bounded(

@@ -180,6 +180,21 @@ def test_a_failure_with_the_least_sizes_too_is_by_no_bound(suite, mark, verdict)
     assert ", from none to all): the test needs too much in either case" in session.flat
 
 
+@pytest.mark.parametrize(("limit", "by_bound"), [("+ 64MiB", True), ("- 16MiB", False)])
+def test_held_memory_may_be_over_its_limit_by_a_bound_as_well(suite, limit, by_bound):
+    session = one_test(
+        suite,
+        UNKNOWN[0],
+        f"with gpu_memory.measure('part', figure='held', at_most='before {limit}'):",
+        f"    {UNKNOWN[1]}",
+        mark="baseline=False",
+        fixtures="gpu_memory",
+    )
+    assert session.verdicts()["test_it (part)"] == "over budget", session.out
+    assert ("over budget: by a bound; held memory of" in session.flat) is by_bound, session.out
+    assert ("too much in either case" in session.flat) is not by_bound
+
+
 def test_a_limit_that_a_bound_keeps_is_kept(suite):
     session = bound_of(suite, "max_allocated_gib=0.2", args=["-v"])
     assert session.outcomes == {"passed": 1}
