@@ -178,7 +178,7 @@ def measured(options: Sequence[str], program: Sequence[str]) -> tuple[Result, ..
             check=False,
         )
         results = _results(report)
-    if not results or (ended.returncode and not any(each.verdict.failed for each in results)):
+    if not results or (ended.returncode and not any(each.verdict.does_not_fit for each in results)):
         error = printed_error(ended.stdout.partition("\ngpumem: ")[0])
         problem = f"the program ended with status {ended.returncode}: {error}"
         remedy = "correct the program, or name an argument that the program has"

@@ -507,8 +507,8 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
 
 
-KEYS: Final = ("virtual-", "cuda-", "xpu-", "mps-", "mtia-", "hpu-", "npu-")
-"""how device keys begin, for PyTorch's accelerators and those of known packages"""
+DEVICE_FOLDERS: Final = ("virtual-", "cuda-", "xpu-", "mps-", "mtia-", "hpu-", "npu-")
+"""how names of device folders begin; a third-party backend may choose another name"""
 
 
 def folder_of_root(name: str, root: Path) -> str:
@@ -520,7 +520,7 @@ def folder_of_root(name: str, root: Path) -> str:
     above = Path(os.path.normpath(name)).parts.count(os.pardir)
     if Path(name).is_absolute() or not 0 < above <= len(root.parts) - 1:
         return name
-    if any(path.name.startswith(KEYS) for path in (root / name).glob("*-*/")):
+    if any(path.name.startswith(DEVICE_FOLDERS) for path in (root / name).glob("*-*/")):
         return name  # another root's baselines lie in it directly
     return str(Path(name, *root.parts[-above:]))
 

@@ -80,6 +80,7 @@ class UnknownSizesStage:
 
 
 def _needs_too_much(result: Result) -> bool:
+    """Return whether a test failed by device memory; unlike ``too_much``, also by memory held."""
     verdict = result.verdict
     return verdict.failed and verdict.kind.too_much and not result.is_host_too_much
 

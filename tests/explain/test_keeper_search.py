@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import sys
+import threading
 
 import pytest
 from helpers.planted_holders import EDITS, PEAK, RIGHT, SHAPES, naming, planted_program
 from helpers.random_growth import edited_program, wrong_cause
 from packaging.version import Version
 
-from pytest_gpumem.explain.keeper_finder import KeeperFinder
+from pytest_gpumem.explain.keeper_finder import KeeperFinder, PinWatch
 
 HEAD = """\
 import pytest, torch
@@ -511,3 +513,18 @@ def test_a_growth_without_any_hook_has_no_keeper_and_a_note_of_the_reason(suite)
     session = suite.run("-v", source=source.replace("NUMBER", "4"))
     assert "kept by" not in session.flat
     assert "no keeper is named, because no module's call, backward pass" in session.flat
+
+
+def test_watching_for_pinned_memory_leaves_each_profiler_as_it_was():
+    def of_new_threads(*_):
+        """Profile nothing."""
+
+    threading.setprofile(of_new_threads)
+    before = sys.getprofile()
+    try:
+        with PinWatch().watching():
+            assert threading.getprofile() is not of_new_threads
+        assert threading.getprofile() is of_new_threads
+        assert sys.getprofile() is before
+    finally:
+        threading.setprofile(None)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem.judge.judge import judge, judge_left
-from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
+from pytest_gpumem.judge.verdict import Kind, Lookup, Policy, Verdict
 from pytest_gpumem.measurement import (
     Attribution,
     Breakdown,
@@ -412,3 +412,11 @@ def test_the_remedy_of_a_limit_is_by_what_the_peak_is():
         breakdown = Breakdown({"parameters": 60 * MIB, category: 140 * MIB}, 0)
         held = replace(measured((200 * MIB, 200 * MIB)), attributions=(Attribution(breakdown),))
         assert words in judge(held, spec, NOTHING, LENIENT).remedy
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_step_that_needs_too_much_or_whose_server_does_not_start_does_not_fit(kind):
+    assert Verdict(kind, True, "").does_not_fit is (
+        kind in {Kind.OVER_BUDGET, Kind.OUT_OF_MEMORY, Kind.NO_START}
+    )
+    assert not Verdict(kind, True, "", not_of_peak=True).does_not_fit

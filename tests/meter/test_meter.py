@@ -14,6 +14,8 @@ from pytest_gpumem.meter.allocator import SWITCHED_OFF, cudnn_version, current, 
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import NOTHING, Held, Highest, maximum, minus, plus
+from pytest_gpumem.meter.plugs import Plugs
+from pytest_gpumem.meter.step_recording import StepRecording
 
 
 @pytest.fixture
@@ -55,6 +57,15 @@ def test_the_highest_figures_are_raised_and_moved_together():
     assert low.on_top_of(held) == on_top
     assert on_top.above(held) == low
     assert low.above(held) == Highest((Held(pinned=3),), (Held(pinned=3),))
+
+
+def test_a_recording_that_was_abandoned_is_not_running(device):
+    recording = StepRecording(Plugs(1))
+    recording.start()
+    assert recording.is_running
+    recording.abandon()
+    assert not recording.is_running
+    assert recording.stop() is None
 
 
 # ---- what counts ----

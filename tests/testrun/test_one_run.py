@@ -114,6 +114,18 @@ def test_a_test_that_fails_runs_at_most_twice_and_says_so(suite):
     assert runs(suite)["over"] == 1
 
 
+def test_a_second_run_checks_no_limit_again(suite, monkeypatch):
+    """It may have other settings of the allocator, with other figures."""
+    checked = []
+    monkeypatch.setattr("pytest_gpumem.testrun.run.require_pinned_stats", checked.append)
+    over = FAILING[FAILING.index("@pytest.mark.gpu_memory(max_allocated_gib") :]
+    pinned = "def test_over(gpu_memory):\n    with gpu_memory.measure('p', max_pinned_gib=1): pass"
+    over = over.replace("def test_over():", pinned)
+    suite.run(source=BODIES + over)
+    assert runs(suite)["over"] == 2
+    assert checked == ["max_pinned_gib=1"]
+
+
 def test_a_test_that_grew_is_explained_by_its_first_run(suite):
     source = BODIES.replace("train()\n\n", "train()\n    kept = mib(64)\n\n", 1)
     suite.run("--gpumem-update-baselines", source=BODIES)
